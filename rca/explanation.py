@@ -1,0 +1,229 @@
+"""What `rca explain` says, as typed data: every report format renders this and nothing else.
+
+The split follows docs/architecture.md, decision 7: what was observed, what is inferred and how sure we are, what was
+ruled out, and what was not checked and why.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from rca.incident import Victim, Window
+
+#: Version of the JSON output. Raised when a field is removed or changes meaning; new fields do not raise it.
+SCHEMA_VERSION = 1
+
+
+class Verdict(StrEnum):
+    """Whether a cause can be named."""
+
+    EXPLAINED = "explained"
+    INCONCLUSIVE = "inconclusive"
+
+
+class Impact(msgspec.Struct, frozen=True):
+    """What happened to the victim. Values have the victim metric's unit."""
+
+    victim: Victim
+    kind: str
+    unit: str
+    window: Window
+    baseline_window: Window
+    baseline: float | None
+    incident: float | None
+    peak: float | None
+    change_ratio: float | None
+    onset: datetime | None
+    baseline_samples: int
+    incident_samples: int
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """A candidate root cause with its calibrated probability (`confidence`, in [0, 1])."""
+
+    rank: int
+    node: str
+    kind: str
+    mechanism: str
+    mechanism_probability: float
+    confidence: float
+    summary: str
+    onset_offset_seconds: float | None = None
+
+
+class Hop(msgspec.Struct, frozen=True):
+    """One step of the propagation path: the anomaly went from `source` to `target`."""
+
+    source: str
+    target: str
+    relation: str
+    direction: str
+    probability: float
+
+
+class Path(msgspec.Struct, frozen=True):
+    """The most probable propagation path from the first cause to the victim."""
+
+    hops: tuple[Hop, ...]
+    probability: float
+
+
+class AttributionEntry(msgspec.Struct, frozen=True):
+    """What the victim would have seen with `nodes` back to normal.
+
+    `contribution` is (incident value - value under intervention) / incident value (R4); `low` and `high` bound it with
+    95 % confidence. `shapley` is the share of the joint contribution, for single causes. `extrapolates` says that the
+    intervention leaves the range seen in the baseline.
+    """
+
+    nodes: tuple[str, ...]
+    counterfactual: float
+    contribution: float
+    low: float
+    high: float
+    shapley: float | None = None
+    extrapolates: bool = False
+
+
+class Attribution(msgspec.Struct, frozen=True):
+    """Counterfactual attribution by one engine (`mechanism` or `replay`)."""
+
+    engine: str
+    metric: str
+    unit: str
+    factual: float
+    entries: tuple[AttributionEntry, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """One observed deviation: value against baseline, how unusual, when it began relative to the symptom."""
+
+    node: str
+    peer: str | None
+    metric: str
+    unit: str
+    baseline: float
+    incident: float
+    change_ratio: float | None
+    z: float
+    samples: int
+    baseline_samples: int
+    onset_offset_seconds: float | None
+    window: Window
+
+
+class RuledOut(msgspec.Struct, frozen=True):
+    """A suspicious node that is not the cause, and why."""
+
+    node: str
+    reason: str
+
+
+class NotChecked(msgspec.Struct, frozen=True):
+    """What could not be examined, and why."""
+
+    what: str
+    why: str
+
+
+class NextStep(msgspec.Struct, frozen=True):
+    """An action, and the check that would show that it helped (R11)."""
+
+    action: str
+    check: str
+    command: str | None = None
+
+
+class GraphNode(msgspec.Struct, frozen=True):
+    """A node of the drawing. `deviation` is the largest |z| seen there, None when nothing was measured."""
+
+    node: str
+    kind: str
+    cause_probability: float
+    deviation: float | None
+
+
+class GraphEdge(msgspec.Struct, frozen=True):
+    """A dependency of the drawing: `caller` depends on `callee`; `probability` that the anomaly crossed it."""
+
+    caller: str
+    callee: str
+    relation: str
+    probability: float
+    on_path: bool
+
+
+class Series(msgspec.Struct, frozen=True):
+    """A time series to draw: Unix seconds and values (None where nothing was measured)."""
+
+    node: str
+    metric: str
+    unit: str
+    timestamps: tuple[float, ...]
+    values: tuple[float | None, ...]
+
+
+class Model(msgspec.Struct, frozen=True):
+    """The model that judged."""
+
+    name: str
+    version: str
+    sha256: str
+
+
+class ProvenanceStep(msgspec.Struct, frozen=True):
+    """One link of the hash chain: `digest` = sha256(previous digest + sha256 of the content)."""
+
+    step: str
+    content_sha256: str
+    digest: str
+
+
+class Provenance(msgspec.Struct, frozen=True):
+    """How the explanation can be traced back to its inputs (R7). Grade C: a local hash chain."""
+
+    grade: str
+    steps: tuple[ProvenanceStep, ...]
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """The whole answer."""
+
+    incident_id: str
+    title: str
+    labels: dict[str, str]
+    verdict: Verdict
+    verdict_reasons: tuple[str, ...]
+    impact: Impact
+    causes: tuple[Cause, ...]
+    no_cause_probability: float
+    path: Path | None
+    attribution: tuple[Attribution, ...]
+    evidence: tuple[Evidence, ...]
+    ruled_out: tuple[RuledOut, ...]
+    not_checked: tuple[NotChecked, ...]
+    next_steps: tuple[NextStep, ...]
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[GraphEdge, ...]
+    series: tuple[Series, ...]
+    model: Model
+    provenance: Provenance
+    schema_version: int = SCHEMA_VERSION
+
+
+def to_json(explanation: Explanation) -> bytes:
+    """Encode as indented JSON, the same bytes for the same explanation."""
+    return msgspec.json.format(msgspec.json.encode(explanation), indent=2) + b"\n"
+
+
+def from_json(data: bytes | str) -> Explanation:
+    """Decode what `to_json` wrote.
+
+    Raises:
+        msgspec.DecodeError: the data is not an explanation.
+    """
+    return msgspec.json.decode(data, type=Explanation)
