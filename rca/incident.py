@@ -252,9 +252,7 @@ class Incident:
         """
         unknown = set(tables) - set(SCHEMAS)
         if unknown:
-            raise InvalidInputError(
-                f"unknown table {sorted(unknown)[0]!r}", cure=f"use one of {', '.join(SCHEMAS)}"
-            )
+            raise InvalidInputError(f"unknown table {sorted(unknown)[0]!r}", cure=f"use one of {', '.join(SCHEMAS)}")
         cast = {name: conform(table, name) for name, table in tables.items()}
         for name in REQUIRED_TABLES:
             cast.setdefault(name, _empty(name))
@@ -317,9 +315,7 @@ class Incident:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.suffix == ".zip":
-            with tempfile.NamedTemporaryFile(
-                dir=target.parent, prefix=f".{target.name}.", delete=False
-            ) as out:
+            with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as out:
                 try:
                     with zipfile.ZipFile(out, "w") as archive:
                         for name, payload in self._members():
@@ -338,9 +334,7 @@ class Incident:
                     raise
             return target
         if target.exists() and not target.is_dir():
-            raise InvalidInputError(
-                f"{target} exists and is not a directory", cure="choose another path, or add .zip"
-            )
+            raise InvalidInputError(f"{target} exists and is not a directory", cure="choose another path, or add .zip")
         if target.is_dir() and any(target.iterdir()) and not (target / "incident.json").exists():
             raise InvalidInputError(
                 f"{target} is a directory with other files in it", cure="choose an empty or a new directory"
@@ -392,11 +386,7 @@ def conform(table: pa.Table, name: str) -> pa.Table:
             continue
         column = table.column(expected.name)
         if column.type != expected.type:
-            if (
-                pa.types.is_timestamp(expected.type)
-                and pa.types.is_timestamp(column.type)
-                and column.type.tz is None
-            ):
+            if pa.types.is_timestamp(expected.type) and pa.types.is_timestamp(column.type) and column.type.tz is None:
                 raise InvalidInputError(
                     f"{name} table: column {expected.name!r} has times without a time zone",
                     cure="store them as UTC",
@@ -440,9 +430,7 @@ def read(path: Path | str, *, with_truth: bool = False) -> Incident:
             if payload is not None:
                 tables[name] = _read_table(f"{source}/{name}.parquet", payload, name)
             elif name in REQUIRED_TABLES:
-                raise InvalidInputError(
-                    f"{source} lacks {name}.parquet", cure="capture or export the incident again"
-                )
+                raise InvalidInputError(f"{source} lacks {name}.parquet", cure="capture or export the incident again")
         truth = None
         if with_truth and (raw := members.get("truth.json")) is not None:
             truth = _decode(f"{source}/truth.json", raw.read(), Truth)
@@ -507,9 +495,7 @@ def _safe_entries(source: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.Z
                 f"{source} holds the symbolic link {info.filename!r}",
                 cure="zip the bundle's files, not links to them",
             )
-        if info.file_size > MAX_MEMBER_BYTES or info.file_size > MAX_COMPRESSION_RATIO * max(
-            info.compress_size, 1024
-        ):
+        if info.file_size > MAX_MEMBER_BYTES or info.file_size > MAX_COMPRESSION_RATIO * max(info.compress_size, 1024):
             raise InvalidInputError(
                 f"{source}: {info.filename!r} would unpack to {info.file_size:,} bytes from {info.compress_size:,}",
                 cure="this looks like a zip bomb; ask for a new export",
@@ -563,9 +549,7 @@ def _decode(where: str, raw: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidInputError(
-            f"{where}: {error}", cure="correct that field, or export the bundle again"
-        ) from None
+        raise InvalidInputError(f"{where}: {error}", cure="correct that field, or export the bundle again") from None
 
 
 def _read_table(where: str, member: _Member, name: str) -> pa.Table:
