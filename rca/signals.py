@@ -57,6 +57,12 @@ _METRICS = (
     Metric("queue_wait_seconds", Signal.QUEUE, "s", "Time from submission to start"),
     Metric("network_receive_bytes_per_second", Signal.NETWORK, "B/s", "Bytes received per second"),
     Metric("network_transmit_bytes_per_second", Signal.NETWORK, "B/s", "Bytes sent per second"),
+    Metric(
+        "network_gap_mean_seconds",
+        Signal.NETWORK,
+        "s",
+        "Mean time of a call spent between the two nodes: the caller's view minus the callee's",
+    ),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
