@@ -163,6 +163,26 @@ def is_numeric(column: pa.Array) -> bool:
     return True
 
 
+def as_booleans(text: CsvText, header_rows: int, name: str, column: pa.Array) -> pa.Array:
+    """Return a column of strings as booleans; a missing value is null.
+
+    Raises:
+        InvalidInputError: a cell is not true, false, yes, no, 1 or 0.
+    """
+    lowered = pc.utf8_lower(column)
+    yes = pc.is_in(lowered, pa.array(["true", "1", "1.0", "yes"]))
+    no = pc.is_in(lowered, pa.array(["false", "0", "0.0", "no"]))
+    known = pc.or_(pc.or_(yes, no), column.is_null())
+    odd = pc.index(known, False).as_py()
+    if odd >= 0:
+        raise InvalidInputError(
+            f"{text.path}, line {text.line_of(odd, header_rows)}, column {name!r}: "
+            f"{column[odd].as_py()!r} is not true or false",
+            cure="write true or false",
+        )
+    return pc.if_else(column.is_null(), pa.scalar(None, pa.bool_()), yes)
+
+
 def as_times(text: CsvText, header_rows: int, name: str, column: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return a column of strings as nanoseconds since 1970 UTC, shape (rows,).
 

@@ -7,7 +7,7 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import BinaryIO, Final, Protocol
 
 from rca.errors import InvalidInputError, NotFoundError
 
@@ -18,12 +18,23 @@ MAX_LINE_BYTES: Final = 2 * 1024**3
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
+
+class ByteReader(Protocol):
+    """The part of a binary file that the importers use."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most ``size`` bytes, all the rest if negative."""
+
+    def readline(self, size: int = -1, /) -> bytes:
+        """Return one line of at most ``size`` bytes."""
+
+
 Progress = Callable[[int], None]
 """Called with the number of bytes of the file (as stored) read since the last call."""
 
 
 @contextlib.contextmanager
-def open_input(path: Path, progress: Progress | None = None) -> Iterator[IO[bytes]]:
+def open_input(path: Path, progress: Progress | None = None) -> Iterator[ByteReader]:
     """Open ``path`` for reading bytes; gzip is recognised by its content, not by the name.
 
     Errors that arise while the caller reads (truncated gzip, I/O) are turned into `InvalidInputError` here.
@@ -42,10 +53,10 @@ def open_input(path: Path, progress: Progress | None = None) -> Iterator[IO[byte
             packed = raw.read(2) == _GZIP_MAGIC
             raw.seek(0)
             if packed:
-                with gzip.GzipFile(fileobj=counted) as unpacked:  # type: ignore[arg-type]
+                with gzip.GzipFile(fileobj=counted) as unpacked:
                     yield unpacked
             else:
-                yield counted  # type: ignore[misc]
+                yield counted
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InvalidInputError(
             f"{path} is a damaged or truncated gzip file: {error}", cure="copy or export it again"
@@ -59,7 +70,7 @@ def open_input(path: Path, progress: Progress | None = None) -> Iterator[IO[byte
 class _Counted:
     """A binary reader that reports how much was read."""
 
-    def __init__(self, raw: IO[bytes], progress: Progress) -> None:
+    def __init__(self, raw: BinaryIO, progress: Progress) -> None:
         self._raw, self._progress = raw, progress
 
     def read(self, size: int = -1) -> bytes:

@@ -29,6 +29,7 @@ from rca.incident import EDGES_SCHEMA, METRICS_SCHEMA, Relation, Source, SourceS
 from rca.telemetry import naming
 from rca.telemetry.csv_table import (
     CsvText,
+    as_booleans,
     as_numbers,
     as_times,
     check_unique_header,
@@ -320,7 +321,7 @@ def _read_tidy(text: CsvText, header: list[str], positions: Mapping[str, int | N
         nodes,
         peer_codes,
         peers,
-        series_codes.astype(np.int64),
+        series_codes,
         series,
         values,
         np.arange(len(times)),
@@ -619,9 +620,10 @@ def _read_edge_list(text: CsvText, header: list[str], caller: int, callee: int, 
     data: dict[str, pa.Array] = {"caller": ends[0], "callee": ends[1]}
     used = {caller, callee}
     for field in EDGES_SCHEMA:
-        at = find_column(header, (field.name,))
-        if field.name in data or at is None or at in used:
+        position = find_column(header, (field.name,))
+        if field.name in data or position is None or position in used:
             continue
+        at = position
         used.add(at)
         if field.name in _NUMBERS:
             values = as_numbers(text, 1, header[at], cells[at])
@@ -634,7 +636,7 @@ def _read_edge_list(text: CsvText, header: list[str], caller: int, callee: int, 
                 )
             data[field.name] = pa.array(values, from_pandas=True)
         elif field.name == "asynchronous":
-            data[field.name] = _booleans(text, header[at], cells[at])
+            data[field.name] = as_booleans(text, 1, header[at], cells[at])
         else:
             data[field.name] = cells[at]
     relation = data.get("relation", pa.nulls(count, pa.string()))
@@ -652,20 +654,6 @@ def _read_edge_list(text: CsvText, header: list[str], caller: int, callee: int, 
         notes.append(f"ignored columns: {', '.join(ignored)}")
     table = pa.table({f.name: data.get(f.name, pa.nulls(count, f.type)) for f in EDGES_SCHEMA}, schema=EDGES_SCHEMA)
     return _finish_edges(text, table, np.arange(count), "edge list", notes, set())
-
-
-def _booleans(text: CsvText, name: str, column: pa.Array) -> pa.Array:
-    lowered = pc.utf8_lower(column)
-    yes = pc.is_in(lowered, pa.array(["true", "1", "1.0", "yes"]))
-    no = pc.is_in(lowered, pa.array(["false", "0", "0.0", "no"]))
-    known = pc.or_(pc.or_(yes, no), column.is_null())
-    odd = pc.index(known, False).as_py()
-    if odd >= 0:
-        raise InvalidInputError(
-            f"{text.path}, line {text.line_of(odd, 1)}, column {name!r}: {column[odd].as_py()!r} is not true or false",
-            cure="write true or false",
-        )
-    return pc.if_else(column.is_null(), pa.scalar(None, pa.bool_()), yes)
 
 
 def _read_adjacency(text: CsvText, header: list[str], reverse: bool) -> EdgesFile:

@@ -59,7 +59,7 @@ def parse_column(column: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, np.dtype
     except TimeError as error:
         first = pc.index(encoded.indices, error.index).as_py()
         raise TimeError(first, error.reason) from None
-    return unique[encoded.indices.to_numpy(zero_copy_only=False)]
+    return np.asarray(unique[encoded.indices.to_numpy(zero_copy_only=False)])
 
 
 def _parse_unique(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -94,12 +94,12 @@ def _parse_numbers(texts: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
         raise TimeError(bad, f"{texts[bad].as_py()!r} is not a Unix time (it would be in {_year(seconds[bad])})")
     try:
         # Exact for whole numbers: a float holds nanoseconds only to 256 ns.
-        return np.asarray(texts.cast(pa.int64()).to_numpy()) * nanos_per_unit
+        return np.asarray(texts.cast(pa.int64()).to_numpy() * nanos_per_unit, dtype=np.int64)
     except pa.ArrowInvalid:
         whole = np.floor(approximate)
         # A float of Unix seconds is good to about 0.2 us, so rounding to microseconds loses nothing real.
         part = np.round((approximate - whole) * nanos_per_unit / 1000).astype(np.int64) * 1000
-        return whole.astype(np.int64) * nanos_per_unit + part
+        return np.asarray(whole.astype(np.int64) * nanos_per_unit + part)
 
 
 def _year(seconds: float) -> str:
