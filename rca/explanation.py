@@ -213,6 +213,8 @@ class Explanation(msgspec.Struct, frozen=True):
     model: Model
     provenance: Provenance
     schema_version: int = SCHEMA_VERSION
+    #: The options that it was made with, so that it can be made again and its provenance checked.
+    options: dict[str, str | int | float | None] = {}
 
 
 def to_json(explanation: Explanation) -> bytes:
