@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import lzma
 import os
 import shutil
 import stat
@@ -27,7 +28,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -127,6 +128,10 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     labels: dict[str, str] = {}
     sources: tuple[Source, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.onset is not None and self.onset.tzinfo is None:
+            raise ValueError("onset has no time zone: write it as RFC 3339, e.g. 2026-01-31T03:00:00Z")
+
 
 class Truth(msgspec.Struct, frozen=True, omit_defaults=True):
     """What really happened (simulation, benchmark). Kept apart so that an explanation cannot peek."""
@@ -221,6 +226,8 @@ SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     "spans": SPANS_SCHEMA,
 }
 REQUIRED_TABLES: Final = ("metrics", "edges")
+_MEMBERS: Final = ("incident.json", *(f"{name}.parquet" for name in SCHEMAS), "truth.json")
+_LATEST_MICROS: Final = int(datetime(2261, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
 
 
 def _empty(name: str) -> pa.Table:
@@ -301,6 +308,11 @@ class Incident:
                     found.append(
                         f"{table_name} table has {column} {value!r}, which is none of {', '.join(sorted(allowed))}"
                     )
+        times = pc.min_max(self.metrics.column("timestamp").cast(pa.int64()))
+        for end in ("min", "max"):
+            micros = times[end].as_py()
+            if micros is not None and not 0 <= micros <= _LATEST_MICROS:
+                found.append(f"metrics table has a time outside of 1970 to 2261 ({micros:,} us since 1970)")
         for column in ("call_rate", "error_ratio", "latency_seconds", "timeout_seconds"):
             lowest = pc.min(self.edges.column(column)).as_py()
             if lowest is not None and lowest < 0:
@@ -310,11 +322,23 @@ class Incident:
     def write(self, path: Path | str) -> Path:
         """Write the bundle to ``path`` (a ``.zip`` file, or else a directory), atomically.
 
-        A crash leaves either the old bundle or the new one. Equal incidents give equal bytes.
+        A crash leaves either the old bundle or the new one (for a directory, perhaps under a hidden name beside it).
+        Equal incidents give equal bytes.
+
+        Raises:
+            InvalidInputError: ``path`` cannot be written, or is a directory that holds anything but a bundle.
         """
         target = Path(path)
+        try:
+            return self._write(target)
+        except OSError as error:
+            raise InvalidInputError(
+                f"cannot write {target}: {error.strerror or error}", cure="choose another path, or make room there"
+            ) from None
+
+    def _write(self, target: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.suffix == ".zip":
+        if target.suffix.lower() == ".zip":
             with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as out:
                 try:
                     with zipfile.ZipFile(out, "w") as archive:
@@ -328,6 +352,7 @@ class Incident:
                             archive.writestr(info, payload)
                     out.flush()
                     os.fsync(out.fileno())
+                    Path(out.name).chmod(0o644)
                     Path(out.name).replace(target)
                 except BaseException:
                     Path(out.name).unlink(missing_ok=True)
@@ -335,7 +360,8 @@ class Incident:
             return target
         if target.exists() and not target.is_dir():
             raise InvalidInputError(f"{target} exists and is not a directory", cure="choose another path, or add .zip")
-        if target.is_dir() and any(target.iterdir()) and not (target / "incident.json").exists():
+        # Writing replaces the directory, so anything else in it would be lost.
+        if target.is_dir() and any(entry.name not in _MEMBERS for entry in target.iterdir()):
             raise InvalidInputError(
                 f"{target} is a directory with other files in it", cure="choose an empty or a new directory"
             )
@@ -347,8 +373,13 @@ class Incident:
             if target.exists():
                 retired = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
                 target.rename(retired / "bundle")
-                staging.rename(target)
-                shutil.rmtree(retired)
+                try:
+                    staging.rename(target)
+                except BaseException:
+                    (retired / "bundle").rename(target)
+                    raise
+                finally:
+                    shutil.rmtree(retired)
             else:
                 staging.rename(target)
         except BaseException:
@@ -368,14 +399,18 @@ class Incident:
 
 
 def conform(table: pa.Table, name: str) -> pa.Table:
-    """Return ``table`` with exactly the columns and types of table ``name``.
+    """Return ``table`` with exactly the columns and types of table ``name``; NaN becomes null, which means missing.
 
     Raises:
-        InvalidInputError: a required column is absent or holds nulls, or a value does not fit its type.
+        InvalidInputError: a required column is absent, given twice or holds nulls, or a value does not fit its type.
     """
     schema = SCHEMAS[name]
     columns = []
     for expected in schema:
+        if table.column_names.count(expected.name) > 1:
+            raise InvalidInputError(
+                f"{name} table has the column {expected.name!r} more than once", cure="keep one of them"
+            )
         if expected.name not in table.column_names:
             if not expected.nullable:
                 raise InvalidInputError(
@@ -403,6 +438,8 @@ def conform(table: pa.Table, name: str) -> pa.Table:
                 f"{name} table: column {expected.name!r} holds {column.null_count} empty values",
                 cure="drop those rows or fill them in",
             )
+        if expected.nullable and pa.types.is_floating(expected.type) and pc.any(pc.is_nan(column)).as_py():
+            column = pc.if_else(pc.is_nan(column), pa.scalar(None, expected.type), column)
         columns.append(column)
     return pa.table(columns, schema=schema).combine_chunks()
 
@@ -417,27 +454,62 @@ def read(path: Path | str, *, with_truth: bool = False) -> Incident:
         NotFoundError: nothing is at ``path``.
         InvalidInputError: the bundle is damaged, unsafe, too new, or inconsistent.
     """
+    incident, problems = examine(path, with_truth=with_truth)
+    if incident is None:
+        raise problems[0]
+    return incident
+
+
+def examine(path: Path | str, *, with_truth: bool = True) -> tuple[Incident | None, tuple[InvalidInputError, ...]]:
+    """Read the bundle at ``path`` as far as it goes.
+
+    Returns:
+        The incident and no problem, or None and every problem found.
+
+    Raises:
+        NotFoundError: nothing is at ``path``.
+    """
     source = Path(path)
     if not source.exists():
         raise NotFoundError(
             f"no incident bundle at {source}", cure="check the path, or list some with `rca demo --list`"
         )
-    with _open_members(source) as members:
-        header = _read_header(source, members)
-        tables = {}
-        for name in SCHEMAS:
-            payload = members.get(f"{name}.parquet")
-            if payload is not None:
-                tables[name] = _read_table(f"{source}/{name}.parquet", payload, name)
-            elif name in REQUIRED_TABLES:
-                raise InvalidInputError(f"{source} lacks {name}.parquet", cure="capture or export the incident again")
-        truth = None
-        if with_truth and (raw := members.get("truth.json")) is not None:
-            truth = _decode(f"{source}/truth.json", raw.read(), Truth)
+    problems: list[InvalidInputError] = []
+    header: Header | None = None
+    truth: Truth | None = None
+    tables: dict[str, pa.Table] = {}
     try:
-        return Incident.create(header, truth=truth, **tables)
+        with _open_members(source) as members:
+            try:
+                header = _read_header(source, members)
+            except InvalidInputError as error:
+                problems.append(error)
+            for name in SCHEMAS:
+                try:
+                    payload = members.get(f"{name}.parquet")
+                    if payload is not None:
+                        tables[name] = _read_table(f"{source}/{name}.parquet", payload, name)
+                    elif name in REQUIRED_TABLES:
+                        raise InvalidInputError(
+                            f"{source} lacks {name}.parquet", cure="capture or export the incident again"
+                        )
+                except InvalidInputError as error:
+                    problems.append(error)
+            if with_truth and (raw := members.get("truth.json")) is not None:
+                try:
+                    truth = _decode(f"{source}/truth.json", raw.read(), Truth)
+                except InvalidInputError as error:
+                    problems.append(error)
     except InvalidInputError as error:
-        raise InvalidInputError(f"{source}: {error}", cure=error.cure) from None
+        problems.append(error)
+    if header is None or problems:
+        return None, tuple(problems)
+    incident = Incident(header=header, truth=truth, **tables)
+    found = [
+        InvalidInputError(f"{source}: {problem}", cure="run `rca incident validate` to list every problem")
+        for problem in incident.problems()
+    ]
+    return (None, tuple(found)) if found else (incident, ())
 
 
 class _Member:
@@ -450,7 +522,12 @@ class _Member:
         if self._data is not None:
             return self._data
         assert self._path is not None  # noqa: S101
-        return self._path.read_bytes()
+        try:
+            return self._path.read_bytes()
+        except OSError as error:
+            raise InvalidInputError(
+                f"cannot read {self._path}: {error.strerror or error}", cure="check its permissions"
+            ) from None
 
     def source(self) -> Any:
         return pa.BufferReader(self._data) if self._data is not None else str(self._path)
@@ -458,9 +535,8 @@ class _Member:
 
 @contextlib.contextmanager
 def _open_members(source: Path) -> Iterator[dict[str, _Member]]:
-    wanted = ["incident.json", "truth.json", *(f"{name}.parquet" for name in SCHEMAS)]
     if source.is_dir():
-        yield {name: _Member(path=source / name) for name in wanted if (source / name).is_file()}
+        yield {name: _Member(path=source / name) for name in _MEMBERS if (source / name).is_file()}
         return
     if not zipfile.is_zipfile(source):
         raise InvalidInputError(
@@ -472,9 +548,9 @@ def _open_members(source: Path) -> Iterator[dict[str, _Member]]:
             yield {
                 name: _Member(data=_extract(source, archive, info))
                 for name, info in _safe_entries(source, archive).items()
-                if name in wanted
+                if name in _MEMBERS
             }
-    except (zipfile.BadZipFile, EOFError, RuntimeError, OSError, zlib.error) as error:
+    except (zipfile.BadZipFile, EOFError, RuntimeError, OSError, zlib.error, lzma.LZMAError) as error:
         raise InvalidInputError(
             f"{source} is a damaged or encrypted zip: {error}", cure="export the bundle again"
         ) from None
@@ -567,7 +643,21 @@ def _read_table(where: str, member: _Member, name: str) -> pa.Table:
                 f"{where} would take {size:,} bytes in memory",
                 cure="capture a shorter window or fewer series",
             )
-        table = file.read(columns=[column for column in schema.names if column in file.schema_arrow.names])
+        # The size above is of encoded values: repeated long strings unpack to far more, so count while reading.
+        have = file.schema_arrow.names
+        columns = [column for column in schema.names if column in have]
+        if repeated := next((column for column in columns if have.count(column) > 1), None):
+            raise InvalidInputError(f"{where} has the column {repeated!r} twice", cure="export the bundle again")
+        batches, used = [], 0
+        for batch in file.iter_batches(batch_size=131_072, columns=columns):
+            used += batch.nbytes
+            if used > MAX_MEMBER_BYTES:
+                raise InvalidInputError(
+                    f"{where} takes more than {MAX_MEMBER_BYTES:,} bytes in memory",
+                    cure="capture a shorter window or fewer series",
+                )
+            batches.append(batch)
+        table = pa.Table.from_batches(batches, pa.schema([file.schema_arrow.field(column) for column in columns]))
     except (pa.ArrowException, OSError) as error:
         raise InvalidInputError(
             f"{where} is not a readable Parquet file: {str(error).splitlines()[0]}",

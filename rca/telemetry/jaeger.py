@@ -25,23 +25,23 @@ class _Struct(msgspec.Struct, rename="camel", frozen=True):
     """Base of the messages below; fields that are not named are skipped."""
 
 
-class _Tag(_Struct):
+class _Tag(_Struct, frozen=True):
     key: str
     value: Any = None
 
 
-class _Reference(_Struct):
+class _Reference(_Struct, frozen=True):
     ref_type: str = "CHILD_OF"
     trace_id: str = msgspec.field(name="traceID", default="")
     span_id: str = msgspec.field(name="spanID", default="")
 
 
-class _Process(_Struct):
+class _Process(_Struct, frozen=True):
     service_name: str = ""
     tags: list[_Tag] | None = None
 
 
-class _Span(_Struct):
+class _Span(_Struct, frozen=True):
     span_id: str = msgspec.field(name="spanID")
     start_time: int
     duration: int
@@ -54,13 +54,13 @@ class _Span(_Struct):
     process: _Process | None = None
 
 
-class _Trace(_Struct):
+class _Trace(_Struct, frozen=True):
     spans: list[_Span]
     trace_id: str = msgspec.field(name="traceID", default="")
     processes: dict[str, _Process] = {}
 
 
-class _Answer(_Struct):
+class _Answer(_Struct, frozen=True):
     data: list[_Trace] | None = None
 
 

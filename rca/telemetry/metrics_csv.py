@@ -71,6 +71,9 @@ class MetricsFile:
 
     table: pa.Table
     layout: str
+    #: Names of the metrics as written.
+    series: tuple[str, ...]
+    #: Canonical names that are not in the catalogue.
     unknown: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -115,6 +118,7 @@ def read_metrics(
     units: Mapping[str, str] | None = None,
     time_column: str | None = None,
     node_column: str | None = None,
+    ignore_unused_units: bool = False,
     progress: Progress | None = None,
 ) -> MetricsFile:
     """Read a metrics CSV of any layout above.
@@ -124,6 +128,7 @@ def read_metrics(
             median distance between times in the file.
         units: unit by metric name as written, where the file does not say (``{"latency": "ms"}``).
         time_column, node_column: their names, where they are unusual.
+        ignore_unused_units: do not raise for a unit of a metric that the file lacks.
         progress: told of the bytes read.
 
     Raises:
@@ -160,9 +165,10 @@ def read_metrics(
         else:
             layout = "wide"
             samples, notes = _read_wide(text, header, positions["time"])
-    _apply_units(text, samples, units)
+    series = tuple(sorted({item.metric for item in samples.series}))
+    _apply_units(text, samples, units, ignore_unused_units)
     table, unknown, more = _to_table(text, samples, step_seconds, header_rows)
-    return MetricsFile(table, layout, unknown, tuple(notes + more))
+    return MetricsFile(table, layout, series, unknown, tuple(notes + more))
 
 
 def _position(text: CsvText, header: list[str], aliases: tuple[str, ...], name: str | None) -> int | None:
@@ -422,13 +428,13 @@ def _split_name(name: str, separator: str) -> tuple[str, str] | None:
     return choices[-1] if choices and choices[-1][1] == pieces[-1].strip() else None
 
 
-def _apply_units(text: CsvText, samples: _Samples, units: Mapping[str, str]) -> None:
+def _apply_units(text: CsvText, samples: _Samples, units: Mapping[str, str], ignore_unused: bool) -> None:
     unused = set(units)
     for position, series in enumerate(samples.series):
         if series.metric in units:
             samples.series[position] = _Series(series.metric, series.statistic, units[series.metric])
             unused.discard(series.metric)
-    if unused:
+    if unused and not ignore_unused:
         name = sorted(unused)[0]
         have = sorted({series.metric for series in samples.series})
         raise InvalidInputError(

@@ -35,7 +35,7 @@ class _Struct(msgspec.Struct, rename="camel", frozen=True):
     """Base of the messages below; fields that are not named are skipped."""
 
 
-class _AnyValue(_Struct):
+class _AnyValue(_Struct, frozen=True):
     string_value: str | None = None
     bool_value: bool | None = None
     int_value: int | str | None = None
@@ -45,24 +45,24 @@ class _AnyValue(_Struct):
     bytes_value: str | None = None
 
 
-class _KeyValue(_Struct):
+class _KeyValue(_Struct, frozen=True):
     key: str = ""
     value: _AnyValue | None = None
 
 
-class _ArrayValue(_Struct):
+class _ArrayValue(_Struct, frozen=True):
     values: list[_AnyValue] = []
 
 
-class _KeyValueList(_Struct):
+class _KeyValueList(_Struct, frozen=True):
     values: list[_KeyValue] = []
 
 
-class _Status(_Struct):
+class _Status(_Struct, frozen=True):
     code: int | str = 0
 
 
-class _Span(_Struct):
+class _Span(_Struct, frozen=True):
     trace_id: str
     span_id: str
     parent_span_id: str | None = None
@@ -74,22 +74,22 @@ class _Span(_Struct):
     status: _Status | None = None
 
 
-class _ScopeSpans(_Struct):
+class _ScopeSpans(_Struct, frozen=True):
     spans: list[_Span] = []
 
 
-class _Resource(_Struct):
+class _Resource(_Struct, frozen=True):
     attributes: list[_KeyValue] = []
 
 
-class _ResourceSpans(_Struct):
+class _ResourceSpans(_Struct, frozen=True):
     resource: _Resource | None = None
     scope_spans: list[_ScopeSpans] = []
     # The name before opentelemetry-proto 0.15.
     instrumentation_library_spans: list[_ScopeSpans] = []
 
 
-class _Request(_Struct):
+class _Request(_Struct, frozen=True):
     resource_spans: list[_ResourceSpans] | None = None
     # Present in files that hold other signals, or were written with protobuf's own field names.
     resource_metrics: msgspec.Raw | None = None

@@ -44,6 +44,8 @@ _KINDS: Final = {
     "producer": _PRODUCER,
     "consumer": _CONSUMER,
 }
+#: Longer spans (three years) are damaged, and would overflow when counted in nanoseconds.
+_LONGEST_SECONDS: Final = 1e8
 #: A callee's span may exceed the caller's by the clocks' resolution; more means that the caller stopped waiting.
 _RESOLUTION_NS: Final = 1_000_000
 
@@ -76,7 +78,7 @@ class SpanReport:
     cycles: int = 0
     #: Spans without a service, merged into their parent's.
     unnamed: int = 0
-    #: Spans dropped because their duration is negative or not a number.
+    #: Spans dropped because their duration is negative, not a number or absurd.
     invalid_durations: int = 0
     #: Calls whose callee lies outside its caller by the clocks.
     clock_skewed: int = 0
@@ -227,7 +229,7 @@ def _load(table: pa.Table, service_from_pod: bool, counts: dict[str, int | float
     table = table.combine_chunks()
     seconds = table["duration_seconds"].to_numpy()
     start = table["start"].cast(pa.int64()).to_numpy()
-    valid = np.isfinite(seconds) & (seconds >= 0)
+    valid = np.isfinite(seconds) & (seconds >= 0) & (seconds <= _LONGEST_SECONDS)
     duration = np.round(np.where(valid, seconds, 0.0) * 1e9).astype(np.int64)
     names, service = _services(table["service"], service_from_pod)
     operation = _codes(table["operation"])[1]
