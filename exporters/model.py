@@ -158,7 +158,11 @@ class Check(StrEnum):
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """Something that a source could not read, and why."""
+    """Something that a source could not read, and why.
+
+    A whole part of a snapshot that is missing is named ``workloads``, ``nodes``, ``devices`` or ``events``; smaller
+    things have a name of their own, such as ``nodes: gpu-7 memory``.
+    """
 
     what: str
     why: str
@@ -407,8 +411,8 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     """One machine. Capacities and allocations are as the scheduler counts them; None: not known.
 
     ``gpu_model`` is the model of its GPUs as workloads ask for it (a node with several lists them in ``gpu_models``).
-    ``gpu_free_milli`` gives the free milli-GPU of every GPU where the scheduler tracks single GPUs; otherwise the free
-    GPUs are whole ones, ``(gpu_capacity_milli - gpu_allocated_milli) / 1000`` of them.
+    ``gpu_free_milli`` gives the free milli-GPU of every GPU, in the order of ``devices`` when those are given, where the
+    scheduler tracks single GPUs; otherwise the free GPUs are whole ones, ``(gpu_capacity_milli - gpu_allocated_milli) / 1000`` of them.
     """
 
     name: str
@@ -495,6 +499,10 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     events: tuple[Event, ...] = ()
     unread: tuple[Unread, ...] = ()
     schema_version: int = SCHEMA_VERSION
+
+    def lacks(self, part: str) -> bool:
+        """Whether ``part`` (``workloads``, ``nodes``, ``devices``, ``events``) could not be read at all."""
+        return any(item.what == part for item in self.unread)
 
 
 class Culprit(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
