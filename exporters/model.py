@@ -410,9 +410,9 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
 class Node(msgspec.Struct, frozen=True, omit_defaults=True):
     """One machine. Capacities and allocations are as the scheduler counts them; None: not known.
 
-    ``gpu_model`` is the model of its GPUs as workloads ask for it (a node with several lists them in ``gpu_models``).
-    ``gpu_free_milli`` gives the free milli-GPU of every GPU, in the order of ``devices`` when those are given, where the
-    scheduler tracks single GPUs; otherwise the free GPUs are whole ones, ``(gpu_capacity_milli - gpu_allocated_milli) / 1000`` of them.
+    ``gpu_models`` are the models of its GPUs, as workloads ask for them. ``gpu_free_milli`` gives the free milli-GPU of
+    every GPU, in the order of ``devices`` when those are given, where the scheduler tracks single GPUs; otherwise the
+    free GPUs are whole ones: capacity less allocation.
     """
 
     name: str

@@ -6,7 +6,7 @@ each can take. The search is exact, not a heuristic: if the sum is short, no pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -123,7 +123,7 @@ def _inexpressible(workload: Workload) -> list[Unread]:
     return [Unread(name, "not part of the model") for name in workload.constraints.unchecked]
 
 
-_APPLIES: Final = {
+_APPLIES: Final[Mapping[Check, Callable[[Workload], bool]]] = {
     Check.NODE_STATE: lambda _: True,
     Check.PARTITION: lambda workload: bool(workload.constraints.partitions),
     Check.NODE_SELECTOR: lambda workload: bool(workload.constraints.node_selector or workload.constraints.features),

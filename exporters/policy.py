@@ -363,6 +363,7 @@ def _explain(error: ValidationError, document: _Document) -> tuple[int, str]:
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "document"
     rule = error.validator
     argument: Any = error.validator_value
+    instance: Any = error.instance
     if rule == "additionalProperties" and isinstance(error.instance, dict):
         known = list(error.schema.get("properties", ())) if isinstance(error.schema, Mapping) else []
         extra = next(key for key in error.instance if key not in known)
@@ -370,7 +371,7 @@ def _explain(error: ValidationError, document: _Document) -> tuple[int, str]:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         return document.line(*path, extra), f"{name} has no field {extra!r}{hint}"
     if rule == "required":
-        missing = next(key for key in argument if key not in error.instance)
+        missing = next(key for key in argument if key not in instance)
         return document.line(*path), f"{name} lacks {missing!r}"
     if rule in ("enum", "const"):
         allowed = argument if rule == "enum" else [argument]
