@@ -6,8 +6,10 @@ Every format shows the same sections; none computes anything that is not in the 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from rca.explanation import Explanation, to_json
+if TYPE_CHECKING:
+    from rca.explanation import Explanation
 
 
 class Format(StrEnum):
@@ -31,13 +33,16 @@ def render(
     Raises:
         ValueError: ``format`` is not one of `Format`.
     """
-    # Each renderer is imported when used: on call, `text` must not pay for jinja2, nor `json` for rich.
+    # Each renderer is imported when used: on call, `text` must not pay for jinja2, nor `json` for rich,
+    # nor shell completion for pyarrow.
     match Format(format):
         case Format.TEXT:
             from rca.report.text import render_text
 
             return render_text(explanation, width=width, colour=colour)
         case Format.JSON:
+            from rca.explanation import to_json
+
             return to_json(explanation).decode()
         case Format.MARKDOWN:
             from rca.report.markdown import render_markdown

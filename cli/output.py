@@ -1,0 +1,65 @@
+"""How every command writes: data to stdout or a file, notes and errors to stderr."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TextIO
+
+from rca.errors import InvalidInputError, PrioscopeError
+
+
+def emit(text: str, out: Path | None = None) -> None:
+    """Write ``text`` as UTF-8 to ``out``, or to stdout; a reader that went away, as in ``| head``, is no error.
+
+    Raises:
+        InvalidInputError: ``out`` cannot be written.
+    """
+    if out is not None:
+        try:
+            out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InvalidInputError(
+                f"cannot write {out}: {error.strerror}", cure="choose a file in an existing, writable directory"
+            ) from None
+        return
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode("utf-8"))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+
+
+def silence_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain about a closed pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def note(text: str) -> None:
+    """Write a line for people to stderr."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def report_error(error: PrioscopeError) -> None:
+    """Write ``error`` as one line, and its cure as another, to stderr."""
+    # A message may quote a hostile name from a bundle.
+    from rca.report.format import printable
+
+    note(f"error: {printable(str(error))}")
+    if error.cure:
+        note(f"cure: {printable(error.cure)}")
+
+
+def use_colour(no_color: bool, stream: TextIO | None = None) -> bool:
+    """Whether to colour: on a terminal, unless ``--no-color``, ``NO_COLOR`` or a dumb terminal says otherwise."""
+    stream = sys.stdout if stream is None else stream
+    # https://no-color.org: any non-empty value counts.
+    return not no_color and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()
+
+
+def terminal_width() -> int:
+    """Columns of the terminal (or ``COLUMNS``); 100 where there is none. Lines longer than 120 are hard to read."""
+    return min(shutil.get_terminal_size((100, 24)).columns, 120)
