@@ -31,6 +31,10 @@ _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 _CURE: Final = "export OTLP JSON, e.g. with the collector's file exporter"
 
 
+#: Stands for a field that was not there; `Raw` cannot be part of a union.
+_ABSENT: Final = msgspec.Raw()
+
+
 class _Struct(msgspec.Struct, rename="camel", frozen=True):
     """Base of the messages below; fields that are not named are skipped."""
 
@@ -92,12 +96,12 @@ class _ResourceSpans(_Struct, frozen=True):
 class _Request(_Struct, frozen=True):
     resource_spans: list[_ResourceSpans] | None = None
     # Present in files that hold other signals, or were written with protobuf's own field names.
-    resource_metrics: msgspec.Raw | None = None
-    resource_logs: msgspec.Raw | None = None
+    resource_metrics: msgspec.Raw = _ABSENT
+    resource_logs: msgspec.Raw = _ABSENT
 
 
 class _SnakeCase(msgspec.Struct):
-    resource_spans: msgspec.Raw | None = None
+    resource_spans: msgspec.Raw = _ABSENT
 
 
 def read_spans(
@@ -125,12 +129,12 @@ def read_spans(
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidInputError(f"{where}: {error}", cure=_CURE) from None
         if request.resource_spans is None:
-            if request.resource_metrics is not None or request.resource_logs is not None:
+            if request.resource_metrics is not _ABSENT or request.resource_logs is not _ABSENT:
                 others += 1
                 continue
             raise InvalidInputError(f"{where} {_other_format(raw)}", cure=_CURE)
         for number, resource in enumerate(request.resource_spans):
-            unfinished += _add_resource(spans, resource, service_attribute, f"{where}: in `$.resourceSpans[{number}]`")
+            unfinished += _add_resource(spans, resource, service_attribute, f"{where}: in `$.resourceSpans[{number}]")
     if not len(spans):
         raise InvalidInputError(f"{source} holds no finished span", cure=_CURE)
     notes = []
@@ -143,7 +147,7 @@ def read_spans(
 
 def _other_format(raw: bytes) -> str:
     try:
-        if msgspec.json.decode(raw, type=_SnakeCase).resource_spans is not None:
+        if msgspec.json.decode(raw, type=_SnakeCase).resource_spans is not _ABSENT:
             return "has protobuf field names (resource_spans), not OTLP JSON's (resourceSpans)"
         if isinstance(document := msgspec.json.decode(raw), dict) and "data" in document:
             return "looks like Jaeger JSON, not OTLP: use `rca incident import jaeger`"
@@ -167,7 +171,7 @@ def _add_resource(spans: SpanTable, resource: _ResourceSpans, service_attribute:
                     unfinished += not _add_span(spans, span, service)
                 except ValueError as error:
                     raise InvalidInputError(
-                        f"{where}.{field}[{scope_number}].spans[{number}]: {error}", cure=_CURE
+                        f"{where}.{field}[{scope_number}].spans[{number}]`: {error}", cure=_CURE
                     ) from None
     return unfinished
 
