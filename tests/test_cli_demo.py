@@ -37,7 +37,7 @@ class Simulation(ModuleType):
 def answers(monkeypatch: pytest.MonkeyPatch, incident: Incident, explained: Explanation) -> dict[str, Explanation]:
     """The explanation per incident id; a test may replace one."""
     engine = ModuleType("rca.explain")
-    table = {name: explained for name in ("gpu-taken-0", "gpu-taken-7", "slow-disk-0")}
+    table = dict.fromkeys(("gpu-taken-0", "gpu-taken-7", "slow-disk-0"), explained)
     engine.Options = SimpleNamespace  # type: ignore[attr-defined]
 
     def explain(read_back: Incident, options: object) -> Explanation:
