@@ -14,10 +14,12 @@ PYTEST_ARGS ?= -n auto
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(BIN)/python: scripts/venv.sh
+# A stamp, since .venv/bin/python is a link to an older file.
+$(VENV)/.made: scripts/venv.sh
 	bash scripts/venv.sh $(VENV)
+	@touch $@
 
-$(VENV)/.base: pyproject.toml $(BIN)/python
+$(VENV)/.base: pyproject.toml $(VENV)/.made
 	@echo "installing prioscope"
 	$(PIP) -e .
 	@touch $@
@@ -56,7 +58,7 @@ format: $(VENV)/.dev ## Format the code and fix what can be fixed
 bench: $(VENV)/.bench ## Compare with the baselines on public incidents (needs PRIOSCOPE_DATA)
 	@test -n "$${PRIOSCOPE_DATA:-}" || { echo "error: PRIOSCOPE_DATA is not set" >&2; \
 	  echo "cure: set it to the folder with the public data sets (docs/benchmarks.md)" >&2; exit 2; }
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks rca
 
 clean: ## Remove the virtual environment, caches and output
 	rm -rf $(VENV) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
