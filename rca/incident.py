@@ -392,7 +392,7 @@ class Incident:
         for name, table in self.tables.items():
             if name in REQUIRED_TABLES or table.num_rows:
                 buffer = io.BytesIO()
-                pq.write_table(table.combine_chunks(), buffer, compression="zstd")
+                pq.write_table(table.combine_chunks(), buffer, compression="zstd", write_page_checksum=True)
                 yield f"{name}.parquet", buffer.getvalue()
         if self.truth is not None:
             yield "truth.json", msgspec.json.format(msgspec.json.encode(self.truth), indent=2) + b"\n"
@@ -631,7 +631,7 @@ def _decode(where: str, raw: bytes, kind: type[_T]) -> _T:
 def _read_table(where: str, member: _Member, name: str) -> pa.Table:
     schema = SCHEMAS[name]
     try:
-        file = pq.ParquetFile(member.source())
+        file = pq.ParquetFile(member.source(), page_checksum_verification=True)
         rows = file.metadata.num_rows
         if rows > MAX_ROWS:
             raise InvalidInputError(
@@ -650,6 +650,7 @@ def _read_table(where: str, member: _Member, name: str) -> pa.Table:
             raise InvalidInputError(f"{where} has the column {repeated!r} twice", cure="export the bundle again")
         batches, used = [], 0
         for batch in file.iter_batches(batch_size=131_072, columns=columns):
+            batch.validate(full=True)  # text that is not UTF-8 would fail far from here
             used += batch.nbytes
             if used > MAX_MEMBER_BYTES:
                 raise InvalidInputError(
@@ -658,7 +659,7 @@ def _read_table(where: str, member: _Member, name: str) -> pa.Table:
                 )
             batches.append(batch)
         table = pa.Table.from_batches(batches, pa.schema([file.schema_arrow.field(column) for column in columns]))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InvalidInputError(
             f"{where} is not a readable Parquet file: {str(error).splitlines()[0]}",
             cure="export the bundle again",

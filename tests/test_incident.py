@@ -394,6 +394,34 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+def test_damaged_parquet_gives_an_error_or_sound_tables(plain: Path, data: st.DataObject) -> None:
+    path = plain.parent / "directory"
+    make_incident().write(path)
+    file = path / data.draw(st.sampled_from(["metrics.parquet", "edges.parquet"]))
+    content = bytearray(file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    file.write_bytes(content)
+    incident, problems = examine(path)
+    if incident is not None:
+        for table in incident.tables.values():
+            table.validate(full=True)
+    assert all(problem.cure and "\n" not in str(problem) for problem in problems)
+
+
+def test_a_flipped_bit_in_a_value_is_noticed(tmp_path: Path) -> None:
+    path = make_incident().write(tmp_path / "a")
+    file = path / "metrics.parquet"
+    content = bytearray(file.read_bytes())
+    value = pq.read_metadata(file).row_group(0).column(4)
+    content[value.data_page_offset + value.total_compressed_size // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InvalidInputError, match=r"metrics\.parquet is not a readable Parquet file"):
+        read(path)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
 def test_a_damaged_zip_gives_an_error_or_the_truth_and_never_a_traceback(plain: Path, data: st.DataObject) -> None:
     content = bytearray(plain.read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):

@@ -208,7 +208,7 @@ def _aliases(metric: str) -> list[str]:
 
 def _did_you_mean(name: str, names: list[str]) -> str:
     lowered = {item.lower(): item for item in names}
-    close = difflib.get_close_matches(name.lower(), list(lowered), n=5, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), list(lowered), n=5, cutoff=0.6)
     if close:
         return f"did you mean {', '.join(lowered[item] for item in close)}?"
     return f"use one of {', '.join(names[:10])}" if names else "the input names no node"
