@@ -1,4 +1,4 @@
-"""Put the real output of `rca demo` into README.md, between its two markers. Run it after anything changes the output."""
+"""Put the real output of `rca demo` into README.md, between its two markers; run it when the output changes."""
 
 from __future__ import annotations
 
