@@ -12,8 +12,8 @@ from exporters.policy import Grade, default_policy, load_policy, parse_policy, p
 from rca.errors import InvalidInputError, NotFoundError
 
 HEAD = "apiVersion: prioscope/v1\nkind: TaskPriorityPolicy\nmetadata: {name: p}\nspec:\n"
-RULE = RULE + ""
-LEVELS = LEVELS + ""
+RULE = HEAD + "  rules:\n  - name: a\n"
+LEVELS = HEAD + "  rules: []\n  levels:\n"
 
 #: Each line repeats the one above eight times: a few hundred bytes that would expand to millions.
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
