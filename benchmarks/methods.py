@@ -53,7 +53,6 @@ def _from_baseline(baseline: Baseline) -> Method:
 def _ours() -> Method:
     """Our method; raises ImportError where the explanation is not there yet."""
     from rca.explain import explain
-
     from rca.explanation import Verdict
 
     def answer(incident: Incident) -> Answer:

@@ -12,9 +12,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from rich.console import Console
 
 from rca.errors import ExitCode, InvalidInputError
+from rca.graph import build
+from rca.incident import EDGES_SCHEMA, Incident, Relation
 from rca.simulation.faults import Mechanism
 from rca.simulation.incidents import sample_incident
 
@@ -70,10 +74,50 @@ def paired(
     return Timing(names[0], names[1], a, b, *medians, medians[0] / medians[1])
 
 
+def grow(incident: Incident, nodes: int) -> Incident:
+    """Enlarge a call graph to about ``nodes`` nodes: renamed copies of it, each called by the entry of another.
+
+    The copies hang below the original victim in a tree of fan-out four, so all of it can reach the victim. The
+    simulator itself draws graphs of up to 500 services.
+    """
+    size = len(build(incident).nodes)
+    copies = max(round(nodes / size), 1)
+    entry = incident.header.victim.node
+
+    def renamed(table: pa.Table, columns: tuple[str, ...], number: int) -> pa.Table:
+        for name in columns if number else ():
+            position = table.schema.get_field_index(name)
+            changed = pc.binary_join_element_wise(table.column(name), f"copy-{number}", "/")
+            table = table.set_column(position, table.schema.field(name), changed)
+        return table
+
+    def all_copies(table: pa.Table, *columns: str) -> pa.Table:
+        return pa.concat_tables([renamed(table, columns, number) for number in range(copies)])
+
+    def name(number: int) -> str:
+        return f"{entry}/copy-{number}" if number else entry
+
+    links = pa.table(
+        {
+            **{field.name: pa.nulls(copies - 1, field.type) for field in EDGES_SCHEMA},
+            "caller": pa.array([name((number - 1) // 4) for number in range(1, copies)], pa.string()),
+            "callee": pa.array([name(number) for number in range(1, copies)], pa.string()),
+            "relation": pa.array([Relation.CALLS.value] * (copies - 1), pa.string()),
+        },
+        schema=EDGES_SCHEMA,
+    )
+    return incident.replace(
+        metrics=all_copies(incident.metrics, "node", "peer"),
+        edges=pa.concat_tables([all_copies(incident.edges, "caller", "callee"), links]),
+        nodes=all_copies(incident.nodes, "node"),
+    )
+
+
 def write_bundle(folder: Path, nodes: int, seed: int) -> Path:
-    """Write a simulated incident of ``nodes`` services below ``folder`` and return its path."""
-    bundle = sample_incident(seed, nodes=nodes, mechanism=Mechanism.LATENCY).incident.replace(truth=None)
-    return bundle.write(folder / f"incident-{nodes}")
+    """Write an incident of about ``nodes`` nodes below ``folder`` and return its path."""
+    drawn = sample_incident(seed, nodes=min(nodes, 50), mechanism=Mechanism.LATENCY)
+    bundle = drawn.incident.replace(truth=None)
+    return (grow(bundle, nodes) if nodes > 50 else bundle).write(folder / f"incident-{nodes}")
 
 
 def measure(*, runs: int = 7, seed: int = 1, large: tuple[int, int] = (1000, 10_000), console: Console) -> list[Timing]:

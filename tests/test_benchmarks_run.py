@@ -230,7 +230,21 @@ def test_start_up_bundle_has_the_number_of_nodes_asked_for(tmp_path):
     bundle = startup.write_bundle(tmp_path, 20, seed=1)
     incident = read(bundle, with_truth=True)
     assert incident.truth is None
-    assert len(build(incident).nodes) >= 10
+    assert 15 <= len(build(incident).nodes) <= 30
+
+
+def test_a_grown_graph_hangs_together_and_keeps_every_series(tmp_path):
+    from rca.graph import build
+    from rca.incident import read
+
+    small = read(startup.write_bundle(tmp_path, 50, seed=1))
+    large = read(startup.write_bundle(tmp_path, 500, seed=1))
+    before, after = build(small), build(large)
+    copies = round(500 / len(before.nodes))
+    assert len(after.nodes) == copies * len(before.nodes)
+    assert large.metrics.num_rows == copies * small.metrics.num_rows
+    reached = (after.depths_from(after.find(large.header.victim.node)) >= 0).sum()
+    assert reached == copies * (before.depths_from(before.find(small.header.victim.node)) >= 0).sum()
 
 
 def test_unknown_methods_and_unavailable_ones_differ():
