@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -103,9 +104,22 @@ def call_graph(panel: Panel) -> nx.DiGraph:
     return graph
 
 
+def observe(incident: Incident) -> Panel:
+    """The incident on a grid, its window holding the samples of the incident alone.
+
+    `rca.panel` may put samples from before the alert in front of a window; the published methods do not look at those.
+    """
+    panel = panels.from_incident(incident)
+    return replace(
+        panel,
+        window={name: values[:, panels.LEAD :] for name, values in panel.window.items()},
+        edge_window={name: values[:, panels.LEAD :] for name, values in panel.edge_window.items()},
+    )
+
+
 def with_lead_in(incident: Incident, steps: int = 2) -> Panel:
     """The panel with the window lengthened by ``steps`` samples before the alert, for methods that need the change."""
-    plain = panels.from_incident(incident)
+    plain = observe(incident)
     window, baseline = incident.header.window, incident.header.baseline
     start = window.start.timestamp() - steps * plain.step
     earlier = datetime.fromtimestamp(start, UTC)
@@ -114,4 +128,4 @@ def with_lead_in(incident: Incident, steps: int = 2) -> Panel:
             return plain
         baseline = Window(baseline.start, earlier)
     header = msgspec.structs.replace(incident.header, window=Window(earlier, window.end), baseline=baseline)
-    return panels.from_incident(incident.replace(header=header))
+    return observe(incident.replace(header=header))

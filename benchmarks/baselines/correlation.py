@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.baselines.common import Floats, largest, named, robust_z, victim_series, with_lead_in
+from benchmarks.baselines.common import Floats, largest, named, observe, robust_z, victim_series, with_lead_in
 from rca.incident import Incident
-from rca.panel import from_incident
 
 #: Deviations (normalised MAD) from which a series counts as anomalous; the PetShop authors' setting.
 ANOMALOUS = 5.0
@@ -31,7 +30,7 @@ def ranked_correlation(incident: Incident) -> dict[str, float]:
     The victim's metric at every node. Nodes that are not anomalous are unscored, and so is the victim itself, which
     correlates with itself whatever happened.
     """
-    panel = from_incident(incident)
+    panel = observe(incident)
     anomalous = largest(np.abs(robust_z(*victim_series(panel), scale="mad"))) > ANOMALOUS
     _, recent = victim_series(with_lead_in(incident))
     score = np.abs(correlation_with(recent, recent[panel.victim]))

@@ -6,32 +6,41 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.baselines.common import Floats, best_over_metrics, largest, named, plain_z, robust_z, victim_series
+from benchmarks.baselines.common import (
+    Floats,
+    best_over_metrics,
+    largest,
+    named,
+    observe,
+    plain_z,
+    robust_z,
+    victim_series,
+)
 from rca.incident import Incident
-from rca.panel import Panel, from_incident
+from rca.panel import Panel
 
 
 def max_abs_z(incident: Incident) -> dict[str, float]:
     """Largest two-sided z over the node's metrics and the window's samples (mean and standard deviation)."""
-    panel = from_incident(incident)
+    panel = observe(incident)
     return named(panel, _over_metrics(panel, lambda base, window: largest(np.abs(plain_z(base, window)))))
 
 
 def max_abs_z_victim_metric(incident: Incident) -> dict[str, float]:
     """The same on the victim's metric only."""
-    panel = from_incident(incident)
+    panel = observe(incident)
     return named(panel, largest(np.abs(plain_z(*victim_series(panel)))))
 
 
 def n_sigma(incident: Incident) -> dict[str, float]:
     """RCAEval's N-sigma: largest signed z over metrics and samples; constant series are dropped."""
-    panel = from_incident(incident)
+    panel = observe(incident)
     return named(panel, _over_metrics(panel, lambda base, window: _varying(base, window, plain_z(base, window))))
 
 
 def baro(incident: Incident) -> dict[str, float]:
     """BARO's scorer (Pham et al., FSE 2024): as N-sigma with median and interquartile range."""
-    panel = from_incident(incident)
+    panel = observe(incident)
     return named(
         panel, _over_metrics(panel, lambda base, window: _varying(base, window, robust_z(base, window, scale="iqr")))
     )

@@ -10,10 +10,9 @@ from pathlib import Path
 import networkx as nx
 import numpy as np
 
-from benchmarks.baselines.common import MIN_BASELINE, call_graph, victim_series
+from benchmarks.baselines.common import MIN_BASELINE, call_graph, observe, victim_series
 from benchmarks.baselines.residuals import measured_callees
 from rca.incident import Incident
-from rca.panel import from_incident
 
 WORKER = Path(__file__).with_name("dowhy_worker.py")
 
@@ -35,7 +34,7 @@ def attribute(incident: Incident, *, seconds: float = 60.0, python: str = sys.ex
     Raises:
         DidNotFinishError: no answer within ``seconds``, or dowhy failed or is not installed.
     """
-    panel = from_incident(incident)
+    panel = observe(incident)
     baseline, window = victim_series(panel)
     measured = (np.isfinite(baseline).sum(axis=1) >= MIN_BASELINE) & np.isfinite(window).any(axis=1)
     if not measured[panel.victim]:

@@ -5,9 +5,17 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
-from benchmarks.baselines.common import MIN_BASELINE, Floats, call_graph, largest, named, plain_z, victim_series
+from benchmarks.baselines.common import (
+    MIN_BASELINE,
+    Floats,
+    call_graph,
+    largest,
+    named,
+    observe,
+    plain_z,
+    victim_series,
+)
 from rca.incident import Incident
-from rca.panel import from_incident
 
 ANOMALOUS = 3.0
 
@@ -58,7 +66,7 @@ def circa(incident: Incident) -> dict[str, float]:
     Causal parents of a node are its callees. An anomalous node adds the largest score among the anomalous nodes that
     it can disturb, so that a cause outranks the symptoms it explains. Cycles of the call graph share one turn.
     """
-    panel = from_incident(incident)
+    panel = observe(incident)
     baseline, window = victim_series(panel)
     graph = call_graph(panel)
     measured = (np.isfinite(baseline).sum(axis=1) >= MIN_BASELINE) & np.isfinite(window).any(axis=1)

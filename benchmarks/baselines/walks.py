@@ -5,10 +5,9 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 
-from benchmarks.baselines.common import call_graph, largest, named, robust_z, victim_series, with_lead_in
+from benchmarks.baselines.common import call_graph, largest, named, observe, robust_z, victim_series, with_lead_in
 from benchmarks.baselines.correlation import ANOMALOUS, correlation_with
 from rca.incident import Incident
-from rca.panel import from_incident
 
 #: MonitorRank's chance to go back to a caller, and the chance to start again.
 BACKWARD = 0.1
@@ -22,7 +21,7 @@ def deepest_anomalous(incident: Incident) -> dict[str, float]:
     nodes on the way, each by its own deviation. Callees that were not measured end the walk. Nodes on one cycle count
     as one place. Nothing is named when neither the victim nor a callee is anomalous.
     """
-    panel = from_incident(incident)
+    panel = observe(incident)
     deviation = largest(np.abs(robust_z(*victim_series(panel), scale="mad")))
     anomalous = deviation > ANOMALOUS
     graph = call_graph(panel)
