@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rca.graph import NODE_KINDS, RELATIONS, CallGraph, Floats, Ints
 from rca.incident import Relation
-from rca.panel import Panel
+from rca.panel import LEAD, Panel
 from rca.signals import Signal, signal_of
 
 #: Version of the feature layout; weights carry the version they were trained on.
@@ -73,9 +73,10 @@ class Features:
         node: [N, len(NODE_FEATURES)] float32. ``edge``: [2E, len(EDGE_FEATURES)] float32.
         edge_index: [2, 2E]; the first E columns carry the effect from callee to caller, the last E the load from
             caller to callee.
-        onset: step of the incident window at which the symptom began.
+        onset: column of the window (lead-in included) at which the symptom began.
         deviations: per node metric. ``edge_deviations``: per call metric.
-        weight: effect on the victim of one second at each node, [N]. ``own``: each node's own excess, in seconds
+        weight, error_weight: effect on the victim of one second, or of one more error, at each node, [N]. ``own``,
+            ``own_errors``: each node's own excess, in seconds
             (latency) or as a ratio (errors), [N]. ``calls``: calls per request of each edge, [E].
         centre: the latency metric that the seconds refer to, or None when no latency is measured.
     """
@@ -87,6 +88,7 @@ class Features:
     deviations: Mapping[str, Deviation]
     edge_deviations: Mapping[str, Deviation]
     weight: Floats
+    error_weight: Floats
     own: Floats
     own_errors: Floats
     calls: Floats
@@ -170,17 +172,17 @@ def _onsets(z: Floats, sign: Floats) -> Floats:
 
 
 def symptom_onset(panel: Panel) -> int:
-    """Step of the incident window at which the victim's metric left its baseline; 0 when that cannot be told.
+    """Column of the window at which the victim's metric left its baseline; `LEAD` when that cannot be told.
 
     The change point maximises the likelihood gain of one shift that lasts to the end of the window.
     """
     window = panel.window.get(panel.metric)
     if window is None:
-        return 0
+        return LEAD
     values = window[panel.victim]
     steps = len(values)
     if panel.onset is not None:
-        return int(np.clip(round(panel.onset / panel.step), 0, max(steps - 1, 0)))
+        return int(np.clip(LEAD + round(panel.onset / panel.step), 0, max(steps - 1, 0)))
     base = panel.baseline.get(panel.metric, np.full((len(window), 0), np.nan))[panel.victim][None, :]
     median, sigma, _, spread = _sorted_stats(base)
     scale = max(
@@ -197,7 +199,7 @@ def symptom_onset(panel: Panel) -> int:
         else 0.0
     )
     y = np.clip((values - centre) / scale, -8.0, 8.0)
-    best, where = 0.0, 0
+    best, where = 0.0, LEAD
     for k in range(steps):
         tail = y[k:][np.isfinite(y[k:])]
         if len(tail):
@@ -255,16 +257,16 @@ def extract(panel: Panel) -> Features:
     change = blank if centre is None else deviations[centre].post - deviations[centre].baseline
     edge_change = _edge_change(graph, centre, change, edge_deviations)
     is_call = (graph.relations == RELATIONS.index(Relation.CALLS)) & ~graph.asynchronous
-    own, share = _own_excess(graph, is_call, calls, change, edge_change)
+    own, _ = _own_excess(graph, is_call, calls, change, edge_change)
     error = deviations.get("error_ratio")
     error_change = blank if error is None else error.post - error.baseline
     once = np.minimum(calls, 1.0)
-    own_errors, error_share = _own_excess(graph, is_call, once, error_change, error_change[graph.callees])
+    own_errors, _ = _own_excess(graph, is_call, once, error_change, error_change[graph.callees])
     weight = victim_weights(graph, is_call, calls, panel.victim)
     error_weight = victim_weights(graph, is_call, once, panel.victim)
     node = _node_features(
-        panel, onset, deviations, edge_deviations, centre, change, own, share, own_errors, error_change,
-        error_share, weight, error_weight, is_call,
+        panel, onset, deviations, edge_deviations, centre, change, own, own_errors, error_change,
+        weight, error_weight, is_call,
     )  # fmt: skip
     edge = _edge_features(
         panel, edge_deviations, deviations, centre, calls, calls_now, calls_known, change, edge_change,
@@ -281,6 +283,7 @@ def extract(panel: Panel) -> Features:
         deviations=deviations,
         edge_deviations=edge_deviations,
         weight=weight,
+        error_weight=error_weight,
         own=own,
         own_errors=own_errors,
         calls=calls,
@@ -357,7 +360,7 @@ def _edge_change(
 def _own_excess(
     graph: CallGraph, is_call: Bools, calls: Floats, change: Floats, edge_change: Floats
 ) -> tuple[Floats, Floats]:
-    """Excess of each node that its callees do not explain, [N], and the share each edge explains of its caller's, [E]."""
+    """Excess of each node that its callees do not explain, [N], and what each edge explains of its caller's, [E]."""
     carried = np.where(is_call & np.isfinite(edge_change), calls * np.nan_to_num(edge_change), 0.0)
     explained = np.bincount(graph.callers, weights=carried, minlength=len(graph.nodes))
     own = change - explained
@@ -457,10 +460,8 @@ def _node_features(
     centre: str | None,
     change: Floats,
     own: Floats,
-    share: Floats,
     own_errors: Floats,
     error_change: Floats,
-    error_share: Floats,
     weight: Floats,
     error_weight: Floats,
     is_call: Bools,
@@ -486,12 +487,14 @@ def _node_features(
         put(f"{label}_z", z)
         columns.mask(label, z)
         if label in ("centre", "tail", "self_time"):
+            put(f"{label}_t", z * np.sqrt(_pick(deviations, names, "count", rows)))
             put(f"{label}_z_peak", _pick(deviations, names, "z_peak", rows))
             put(f"{label}_z_local", _pick(deviations, names, "z_local", rows))
             columns.add(f"{label}_ratio", _pick(deviations, names, "ratio", rows))
     error = deviations.get("error_ratio")
     put("error_z", blank if error is None else error.z)
     put("error_z_peak", blank if error is None else error.z_peak)
+    put("error_t", _error_significance(deviations, panel.step, rows))
     put("error_z_local", blank if error is None else error.z_local)
     columns.add("error_change", 10.0 * np.sign(error_change) * np.sqrt(np.abs(error_change)))
     columns.mask("error", error_change)
@@ -566,8 +569,13 @@ def _node_features(
     put("callees_largest_z", _scatter_max(largest[graph.callees], graph.callers, rows))
     put("callers_largest_z", _scatter_max(largest[graph.callers], graph.callees, rows))
     call_rows = np.flatnonzero(is_call)
-    for label, name in (("seen", centre or ""), ("seen_tail", "latency_p95_seconds"), ("seen_gap", "network_gap_mean_seconds"),
-                        ("seen_error", "error_ratio")):  # fmt: skip
+    seen_by_others = (
+        ("seen", centre or ""),
+        ("seen_tail", "latency_p95_seconds"),
+        ("seen_gap", "network_gap_mean_seconds"),
+        ("seen_error", "error_ratio"),
+    )
+    for label, name in seen_by_others:
         item = edge_deviations.get(name)
         z = np.full(len(graph.callers), np.nan) if item is None else item.z
         put(f"{label}_by_callers_z", _scatter_max(z[call_rows], graph.callees[call_rows], rows))
@@ -620,6 +628,16 @@ def _node_features(
     columns.add("step", np.log(panel.step) / 2.0)
     columns.add("size", np.log(rows) / 2.0)
     return columns
+
+
+def _error_significance(deviations: Mapping[str, Deviation], step: float, rows: int) -> Floats:
+    """Change of the error ratio over what so few requests would give by chance (binomial); NaN without a rate; [R]."""
+    error, rate = deviations.get("error_ratio"), deviations.get("request_rate")
+    if error is None or rate is None:
+        return np.full(rows, np.nan)
+    requests = np.maximum(rate.post * step * error.count, 1.0)
+    usual = np.maximum(error.baseline, 1.0 / np.maximum(rate.baseline * step * error.baseline_count, 10.0))
+    return (error.post - error.baseline) / np.sqrt(usual * (1.0 - np.minimum(usual, 0.5)) / requests)
 
 
 def _largest_z(deviations: Mapping[str, Deviation], rows: int) -> Floats:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,10 @@ from rca.incident import Incident, Window
 
 #: More grid steps than this in one window are averaged into fewer: a week at 1 s would not fit in memory.
 MAX_STEPS = 720
+#: Grid points before the incident window that go with it: what was normal just before, when the baseline is old.
+LEAD = 3
+#: Bounds the memory of one metric's grid on large graphs.
+MAX_CELLS = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,11 @@ class Panel:
     """Everything measured, aligned with a `CallGraph` of N nodes and E edges.
 
     Attributes:
-        baseline, window: metric name -> values, shape [N, Tb] and [N, Ti]; NaN where nothing was measured.
-        edge_baseline, edge_window: the callers' view of their callees, shape [E, Tb] and [E, Ti].
-        step: seconds between grid points.
-        window_start: Unix seconds of the first incident grid point.
+        baseline, window: metric name -> values, shape [N, Tb] and [N, LEAD + Ti]; NaN where nothing was measured. The
+            first `LEAD` columns of a window lie before the incident.
+        edge_baseline, edge_window: the callers' view of their callees, shape [E, Tb] and [E, LEAD + Ti].
+        step, baseline_step: seconds between grid points of the window and of the baseline.
+        window_start: Unix seconds of the first incident grid point (column `LEAD`).
         victim: node index; ``metric``: the victim's metric.
         onset: seconds from ``window_start`` to the reported start of the symptom, or None.
     """
@@ -40,6 +46,7 @@ class Panel:
     edge_window: Mapping[str, Floats]
     step: float
     baseline_start: float
+    baseline_step: float
     window_start: float
     victim: int
     metric: str
@@ -78,13 +85,14 @@ def from_incident(incident: Incident, *, victim: str | None = None, metric: str 
     usable = np.isfinite(values) & np.where(is_edge, (edge >= 0) & (peer >= 0), node >= 0)
     step = _step(times, node, peer, metric_codes, header.window)
     grids = {}
-    for name, span in (("baseline", header.baseline), ("window", header.window)):
+    first = header.window.start - timedelta(seconds=LEAD * step)
+    for name, span in (("baseline", header.baseline), ("window", Window(first, header.window.end))):
         inside = usable & (times >= span.start.timestamp()) & (times < span.end.timestamp())
         grids[name] = _grid(
             span, step, inside, times, values, node, edge, is_edge, metric_codes, metric_names,
             len(graph.nodes), len(graph.callers),
         )  # fmt: skip
-    if not grids["window"][0] and not grids["window"][1]:
+    if not any(np.isfinite(values[:, LEAD:]).any() for group in grids["window"] for values in group.values()):
         raise InvalidInputError(
             f"incident {header.id}: no metric value lies in the incident window "
             f"{header.window.start:%Y-%m-%dT%H:%M:%SZ} to {header.window.end:%Y-%m-%dT%H:%M:%SZ}",
@@ -98,6 +106,7 @@ def from_incident(incident: Incident, *, victim: str | None = None, metric: str 
         edge_window=grids["window"][1],
         step=step,
         baseline_start=header.baseline.start.timestamp(),
+        baseline_step=_width(header.baseline, step, len(graph.nodes) + len(graph.callers)),
         window_start=header.window.start.timestamp(),
         victim=victim_index,
         metric=metric or header.victim.metric,
@@ -133,6 +142,16 @@ def _step(times: Floats, node: Ints, peer: Ints, metric: Ints, window: Window) -
     return max(step, window.seconds / MAX_STEPS, 1e-3)
 
 
+def _cells(span: Window, step: float, rows: int) -> int:
+    """Grid points of a window. A long one keeps its step only while that fits in memory."""
+    most = min(20 * MAX_STEPS, max(MAX_STEPS, MAX_CELLS // max(rows, 1)))
+    return min(max(int(np.ceil(span.seconds / step - 1e-6)), 1), most)
+
+
+def _width(span: Window, step: float, rows: int) -> float:
+    return span.seconds / _cells(span, step, rows)
+
+
 def _grid(
     span: Window,
     step: float,
@@ -148,8 +167,7 @@ def _grid(
     edge_count: int,
 ) -> tuple[dict[str, Floats], dict[str, Floats]]:
     """Average the samples of each series in each grid cell; only metrics with a value in the window appear."""
-    # A long baseline keeps its step only while that fits; the statistics taken from it do not depend on order.
-    steps = min(max(int(np.ceil(span.seconds / step - 1e-9)), 1), 20 * MAX_STEPS)
+    steps = _cells(span, step, node_count + edge_count)
     width = span.seconds / steps
     cell = np.minimum(((times - span.start.timestamp()) / width).astype(np.int64), steps - 1)
     nodes: dict[str, Floats] = {}
@@ -158,7 +176,7 @@ def _grid(
         (nodes, inside & ~is_edge, node, node_count),
         (edges, inside & is_edge, edge, edge_count),
     ):
-        for code in np.unique(metric[rows]):
+        for code in np.unique(metric[rows]).tolist():
             chosen = rows & (metric == code)
             flat = position[chosen] * steps + cell[chosen]
             total = np.bincount(flat, weights=values[chosen], minlength=count * steps)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from rca import features
+from rca.counterfactual.mechanism import IntervalScale
 from rca.errors import InvalidInputError, NotFoundError
 from rca.features import Features
 from rca.graph import Floats
@@ -30,11 +31,8 @@ class Card(msgspec.Struct, frozen=True):
     sha256: str
     features_version: int
     mechanisms: tuple[str, ...]
-    #: 95 % half-width of the counterfactual error, in units of its bootstrap standard error and of the change.
-    interval_scale: float
-    interval_floor: float
-    #: Probability that nothing named is to blame above which a window counts as normal.
-    quiet_threshold: float = 0.5
+    #: Calibration of the counterfactual intervals, by kind of victim metric ("latency", "errors").
+    intervals: dict[str, IntervalScale] = {}
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def _mlp(inputs: int, hidden: int, outputs: int, dropout: float = 0.0) -> nn.Seq
     return nn.Sequential(nn.Linear(inputs, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, outputs))
 
 
-class RootCauseNet(nn.Module):
+class RootCauseNet(nn.Module):  # type: ignore[misc]
     """Scores every node as the cause, every edge as crossed, and every node's mechanism were it the cause."""
 
     def __init__(self, config: Config) -> None:
@@ -95,7 +95,7 @@ class RootCauseNet(nn.Module):
         return cause, nothing, mechanism, self.crossed(pair).squeeze(1), attention
 
 
-class SingleGraph(nn.Module):
+class SingleGraph(nn.Module):  # type: ignore[misc]
     """The network for one incident with its calibration: probabilities instead of logits. This is what ships."""
 
     def __init__(self, nets: list[RootCauseNet], temperature: float, edge_scale: float, edge_bias: float) -> None:

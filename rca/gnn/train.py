@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,19 +26,24 @@ from rca.gnn.data import Example
 from rca.gnn.model import Config, RootCauseNet
 from rca.simulation.faults import MECHANISMS
 
+if TYPE_CHECKING:
+    from rca.gnn.evaluate import Quality
+
 #: Called with (what is going on, done, total).
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides the weights."""
+    """Everything that decides the weights. ``members``: networks whose log-probabilities are averaged."""
 
     incidents: int = 16_000
     validation: int = 1_000
     calibration: int = 1_500
-    epochs: int = 24
-    patience: int = 6
+    test: int = 600
+    members: int = 2
+    epochs: int = 12
+    patience: int = 4
     batch_nodes: int = 2_500
     learning_rate: float = 2e-3
     weight_decay: float = 1e-3
@@ -105,7 +111,7 @@ def graph_log_softmax(cause: Tensor, nothing: Tensor, batch: Tensor) -> tuple[Te
     return cause - norm[batch], nothing - norm
 
 
-def losses(net: RootCauseNet, batch: Batch, recipe: Recipe) -> tuple[Tensor, Tensor, Tensor]:
+def losses(net: RootCauseNet, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Cause loss, edge loss and mechanism loss of one batch, each a mean over graphs."""
     cause, nothing, mechanism, crossed, _ = net(batch.node, batch.edge, batch.edge_index, batch.batch, batch.victims)
     node_log, nothing_log = graph_log_softmax(cause, nothing, batch.batch)
@@ -128,10 +134,10 @@ def make_examples(split: str, count: int, recipe: Recipe, cache: Path | None, pr
     done: list[Example] = []
     path = None if cache is None else cache / f"{split}-{recipe.seed}-{FEATURES_VERSION}.pickle"
     if path is not None and path.exists():
-        with path.open("rb") as stream:
+        with path.open("rb") as cached:
             while True:
                 try:
-                    done += pickle.load(stream)  # noqa: S301 - our own cache, in a directory that the user named
+                    done += pickle.load(cached)  # noqa: S301 - our own cache, in a directory that the user named
                 except EOFError:
                     break
                 except (pickle.UnpicklingError, ValueError, AttributeError):
@@ -168,13 +174,15 @@ def fit(
     validation: Sequence[Example],
     checkpoint: Path | None,
     progress: Progress,
+    member: int = 0,
+    note: Callable[[str], None] = lambda _: None,
 ) -> tuple[RootCauseNet, list[dict[str, float]]]:
-    """Train one network; resumes from ``checkpoint`` when that exists and belongs to the same recipe.
+    """Train network number ``member``; resumes from ``checkpoint`` when that exists and belongs to the same recipe.
 
     Raises:
         InvalidInputError: the checkpoint belongs to another recipe.
     """
-    torch.manual_seed(recipe.seed)
+    torch.manual_seed(recipe.seed * 1000 + member)
     torch.use_deterministic_algorithms(True)
     config = Config(
         node_features=train[0].node.shape[1],
@@ -209,11 +217,11 @@ def fit(
         if since_best >= recipe.patience:
             break
         net.train()
-        order = np.random.default_rng([recipe.seed, epoch]).permutation(len(train))
+        order = np.random.default_rng([recipe.seed, member, epoch]).permutation(len(train))
         seen = 0
         total = np.zeros(3)
         for batch in batches(train, order, recipe.batch_nodes):
-            cause, edge, kind = losses(net, batch, recipe)
+            cause, edge, kind = losses(net, batch)
             loss = cause + recipe.edge_weight * edge + recipe.mechanism_weight * kind
             optimizer.zero_grad()
             loss.backward()
@@ -222,7 +230,7 @@ def fit(
             schedule.step()
             seen += len(batch.sizes)
             total += len(batch.sizes) * np.array([float(cause), float(edge), float(kind)])
-            progress(f"epoch {epoch + 1}/{recipe.epochs}", seen, len(train))
+            progress(f"network {member + 1}/{recipe.members}, epoch {epoch + 1}/{recipe.epochs}", seen, len(train))
         report = {"epoch": epoch + 1.0, "train_cause": total[0] / seen, "train_edge": total[1] / seen}
         report |= validate(net, validation, recipe)
         history.append(report)
@@ -232,11 +240,7 @@ def fit(
             best = {name: value.clone() for name, value in net.state_dict().items()}
         else:
             since_best += 1
-        progress(
-            f"epoch {epoch + 1}: validation loss {report['cause']:.3f}, top-1 {report['top1']:.3f}",
-            len(train),
-            len(train),
-        )
+        note(f"network {member + 1}, epoch {epoch + 1}: loss {report['cause']:.3f}, top-1 {report['top1']:.3f}")
         if checkpoint is not None:
             _save(
                 checkpoint,
@@ -264,14 +268,14 @@ def _save(path: Path, content: dict[str, Any]) -> None:
     partial.replace(path)
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def validate(net: RootCauseNet, examples: Sequence[Example], recipe: Recipe) -> dict[str, float]:
     """Losses and accuracies on ``examples``."""
     net.eval()
     total = np.zeros(3)
     hits = broken_count = quiet_hits = quiet_count = kind_hits = 0
     for batch in batches(examples, np.arange(len(examples)), 4 * recipe.batch_nodes):
-        total += len(batch.sizes) * np.array([float(v) for v in losses(net, batch, recipe)])
+        total += len(batch.sizes) * np.array([float(v) for v in losses(net, batch)])
         cause, nothing, mechanism, _, _ = net(batch.node, batch.edge, batch.edge_index, batch.batch, batch.victims)
         start = 0
         for graph, size in enumerate(batch.sizes):
@@ -295,7 +299,7 @@ def validate(net: RootCauseNet, examples: Sequence[Example], recipe: Recipe) -> 
     }
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def calibrate(nets: Sequence[RootCauseNet], examples: Sequence[Example]) -> tuple[float, float, float]:
     """Temperature of the cause probabilities, and scale and bias (Platt) of the edge logits, on fresh incidents."""
     joint: list[Tensor] = []
@@ -333,3 +337,51 @@ def calibrate(nets: Sequence[RootCauseNet], examples: Sequence[Example]) -> tupl
         solver.step(closure)
     scale, bias = (float(v) for v in parameters.detach())
     return temperature, scale, bias
+
+
+def train(recipe: Recipe, out: Path, progress: Progress, note: Callable[[str], None]) -> Quality:
+    """Run the whole recipe and leave ``prioscope.onnx``, ``model_card.json`` and ``MODEL_CARD.md`` in ``out``.
+
+    Interrupted at any point, the same call goes on from what ``out/work`` holds.
+
+    Raises:
+        InvalidInputError: ``out/work`` belongs to another recipe.
+    """
+    from rca.gnn import card, evaluate, infer
+    from rca.gnn.export import combine, export_onnx
+
+    started = time.monotonic()
+    work = out / "work"
+    work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(os.cpu_count() or 1)
+    examples = {
+        split: make_examples(split, count, recipe, work, progress)
+        for split, count in (("train", recipe.incidents), ("validation", recipe.validation))
+    }
+    nets, histories = [], []
+    for member in range(recipe.members):
+        net, history = fit(
+            recipe,
+            examples["train"],
+            examples["validation"],
+            work / f"network-{recipe.seed}-{member}.pt",
+            progress,
+            member,
+            note,
+        )
+        nets.append(net)
+        histories.append(history)
+    fresh = make_examples("calibration", recipe.calibration, recipe, work, progress)
+    temperature, edge_scale, edge_bias = calibrate(nets, fresh)
+    note(f"temperature {temperature:.3f}, edge scale {edge_scale:.3f}, edge bias {edge_bias:.3f}")
+    export_onnx(combine(nets, temperature, edge_scale, edge_bias), fresh[0], out / "prioscope.onnx")
+    card.write(out, recipe, {}, None, histories, time.monotonic() - started)
+    model = infer.load(out)
+    wanted = data.seeds("calibration", recipe.calibration, recipe.seed)
+    judged = evaluate.judge(model, wanted, lambda done: progress("calibrate intervals", done, len(wanted)))
+    scales = evaluate.interval_scales(judged)
+    held_out = data.seeds("test", recipe.test, recipe.seed)
+    judged = evaluate.judge(model, held_out, lambda done: progress("test", done, len(held_out)))
+    quality = evaluate.summarise(judged, scales)
+    card.write(out, recipe, scales, quality, histories, time.monotonic() - started)
+    return quality

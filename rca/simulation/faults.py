@@ -60,7 +60,8 @@ def profile(rng: np.random.Generator, steps: int, onset: int) -> Floats:
         shape[onset:] = np.where((np.arange(active) // period) % 2 == 0, 1.0, rng.uniform(0.0, 0.4))
     else:
         shape[onset:] = 1.0
-    return shape * np.where(shape > 0, np.exp(rng.normal(0.0, 0.1, steps)), 0.0).clip(0.0, 1.5)
+    wobble: Floats = np.where(shape > 0, np.exp(rng.normal(0.0, 0.1, steps)), 0.0).clip(0.0, 1.5)
+    return shape * wobble
 
 
 def possible(topology: Topology) -> list[Mechanism]:
@@ -112,7 +113,7 @@ def draw(
         effects.own_add[service] = shape * extra * effects.touched
         return Fault(mechanism, topology.names[service], effects, (service,), signal)
     if mechanism is Mechanism.ERRORS:
-        effects.error_add[service] = shape * min(0.95, size * float(rng.choice([0.02, 0.1, 0.3, 0.8])))
+        effects.error_add[service] = shape * min(0.95, size * float(rng.choice([0.015, 0.03, 0.1, 0.3, 0.8])))
         return Fault(mechanism, topology.names[service], effects, (service,), signal)
     if mechanism is Mechanism.FAIL_FAST:
         effects.error_add[service] = shape * min(0.98, size * rng.uniform(0.1, 0.9))

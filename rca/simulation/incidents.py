@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from rca.graph import EDGE_STATIC, NODE_KINDS, RELATIONS, CallGraph
 from rca.incident import EDGES_SCHEMA, NODES_SCHEMA, Header, Incident, NodeKind, Truth, Victim, Window, metrics_table
-from rca.panel import Panel
+from rca.panel import LEAD, Panel
 from rca.signals import Signal, signal_of
 from rca.simulation import engine, faults, telemetry
 from rca.simulation.faults import Fault, Mechanism
@@ -53,6 +54,10 @@ class SimulatedIncident:
     counterfactual_first: Floats
     onset_step: int
     hidden_cause: bool
+    title: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    #: The scheduler's and the GPUs' view, for scenarios that have one.
+    tables: Mapping[str, pa.Table] = field(default_factory=dict)
 
     @property
     def incident(self) -> Incident:
@@ -62,7 +67,11 @@ class SimulatedIncident:
 
 @dataclass(frozen=True)
 class Plan:
-    """The shape of one incident; drawn by `draw_plan`, or set by hand for a scenario."""
+    """The shape of one incident; drawn by `draw_plan`, or set by hand for a scenario.
+
+    The run is ``baseline_steps`` of baseline, `LEAD` steps of lead-in and ``window_steps`` of incident; the fault
+    starts ``onset_step`` steps into the window.
+    """
 
     step: float
     baseline_steps: int
@@ -72,6 +81,21 @@ class Plan:
     amplitude: float
     noise: float
     bursts: float
+
+    @property
+    def steps(self) -> int:
+        """Length of the whole run."""
+        return self.baseline_steps + LEAD + self.window_steps
+
+    @property
+    def start(self) -> int:
+        """First step of the incident window."""
+        return self.baseline_steps + LEAD
+
+    @property
+    def onset(self) -> int:
+        """Step of the run at which the fault starts."""
+        return self.start + self.onset_step
 
 
 def draw_plan(rng: np.random.Generator) -> Plan:
@@ -93,7 +117,7 @@ def draw_plan(rng: np.random.Generator) -> Plan:
 
 def draw_drivers(rng: np.random.Generator, topology: Topology, plan: Plan) -> engine.Drivers:
     """The usual life of the cluster: daily load with heavy-tailed bursts, correlated noise, drift between windows."""
-    steps = plan.baseline_steps + plan.window_steps
+    steps = plan.steps
     services = topology.size
     clock = np.arange(steps) * plan.step
     clock[plan.baseline_steps :] += rng.uniform(0.0, 86400.0) * (plan.drift > 0)
@@ -172,7 +196,18 @@ def draw_coverage(rng: np.random.Generator, topology: Topology) -> telemetry.Cov
         missing_series=float(rng.choice([0.0, 0.02, 0.08])),
         missing_samples=float(rng.choice([0.0, 0.02, 0.2])),
         bridged=bool(rng.random() < 0.7),
+        shadows=_shadows(rng, topology) if rng.random() < (0.5 if kind == "aggregate" else 0.15) else (),
+        idle=tuple(rng.integers(0, topology.size, int(rng.integers(1, 2 + topology.size // 4))).tolist())
+        if rng.random() < 0.4
+        else (),
     )
+
+
+def _shadows(rng: np.random.Generator, topology: Topology) -> tuple[tuple[int, bool], ...]:
+    """Some tracers draw the far end of a call, or its client, as one more node."""
+    count = int(rng.integers(1, 2 + len(topology.source) // 4))
+    calls = rng.choice(len(topology.source), size=min(count, len(topology.source)), replace=False)
+    return tuple((int(call), bool(rng.random() < 0.3)) for call in calls)
 
 
 def sample_incident(
@@ -202,10 +237,9 @@ def _try_incident(
     plan = draw_plan(rng)
     coverage = draw_coverage(rng, topology)
     drivers = draw_drivers(rng, topology, plan)
-    steps = plan.baseline_steps + plan.window_steps
-    onset = plan.baseline_steps + plan.onset_step
+    steps, onset = plan.steps, plan.onset
     life = engine.run(topology, drivers)
-    if not _healthy(topology, life):
+    if not _healthy(life):
         return None
     usual_latency = life.latency[:, : plan.baseline_steps].mean(axis=1)
     chosen: list[Fault] = []
@@ -229,10 +263,11 @@ def _try_incident(
     return assemble(rng, f"sim-{seed}", topology, plan, coverage, drivers, chosen, background=background, decoys=decoys)
 
 
-def _healthy(topology: Topology, state: engine.State) -> bool:
+def _healthy(state: engine.State) -> bool:
     """Whether the cluster works when nothing breaks: people repair what is broken every day."""
     typical = np.median(state.error, axis=1)
-    return bool(typical.max() < 0.1 and np.quantile(state.utilization, 0.95, axis=1).max() < 0.85)
+    busiest = np.quantile(state.utilization, 0.95, axis=1)
+    return bool(np.quantile(typical, 0.98) < 0.1 and np.quantile(busiest, 0.98) < 0.85)
 
 
 def _background(rng: np.random.Generator, topology: Topology, plan: Plan, latency: Floats) -> engine.Effects:
@@ -241,8 +276,8 @@ def _background(rng: np.random.Generator, topology: Topology, plan: Plan, latenc
     if rng.random() < 0.4:
         for _ in range(int(rng.integers(1, 4))):
             node = int(rng.integers(0, topology.size))
-            start = int(rng.integers(plan.baseline_steps - 2, plan.baseline_steps + plan.window_steps))
-            shape = faults.profile(rng, plan.baseline_steps + plan.window_steps, start)
+            start = int(rng.integers(plan.baseline_steps - 2, plan.steps))
+            shape = faults.profile(rng, plan.steps, start)
             if rng.random() < 0.7:
                 effects.own_add[node] = shape * latency[node] * rng.uniform(0.3, 3.0)
             else:
@@ -260,8 +295,8 @@ def _decoys(rng: np.random.Generator, topology: Topology, plan: Plan) -> dict[tu
             metric = str(rng.choice(["gpu_utilization_ratio", "gpu_memory_utilization_ratio"]))
         else:
             metric = str(rng.choice(["cpu_utilization_ratio", "memory_utilization_ratio"]))
-        start = int(rng.integers(plan.baseline_steps - 3, plan.baseline_steps + plan.window_steps))
-        shape = faults.profile(rng, plan.baseline_steps + plan.window_steps, start)
+        start = int(rng.integers(plan.baseline_steps - 3, plan.steps))
+        shape = faults.profile(rng, plan.steps, start)
         out[(name, metric)] = shape * rng.uniform(0.1, 0.8)
     return out
 
@@ -325,7 +360,7 @@ def assemble(
         rest = engine.run(topology, drivers, _merge([background, *(f.effects for f in chosen[1:])]))
         without_first = telemetry.observe(seed, topology, coverage, rest, usual, plan.step, chosen[1], decoys)
         # The second fault must matter less to this victim, or it would be the one to name.
-        window = slice(plan.baseline_steps, None)
+        window = slice(plan.start, None)
         factual = seen.services[victim_metric][victim_service, window]
         first = np.nanmean(factual - without_first.services[victim_metric][victim_service, window])
         whole = np.nanmean(factual - without.services[victim_metric][victim_service, window])
@@ -367,7 +402,7 @@ def _pick_victim(
         entries = visible[topology.level[visible] == 0]
         pool = entries if len(entries) and rng.random() < 0.8 else visible
         return int(rng.choice(pool)), str(rng.choice(usable))
-    base, window = slice(0, plan.baseline_steps), slice(plan.baseline_steps + plan.onset_step, None)
+    base, window = slice(0, plan.baseline_steps), slice(plan.onset, None)
     felt: list[tuple[int, str]] = []
     for name in usable:
         values, other = seen.services[name], without.services[name]
@@ -375,10 +410,10 @@ def _pick_victim(
             centre = _nanmedian(values[:, base])
             sigma = 1.4826 * _nanmedian(np.abs(values[:, base] - centre[:, None]))
             change = _nanmean(values[:, window]) - _nanmean(other[:, window])
-        floor = 0.004 if name == "error_ratio" else 0.03 * centre
-        strong = change > 3.0 * np.maximum(sigma, floor)
+        floor = 0.003 if name == "error_ratio" else 0.03 * centre
+        strong = change > 2.0 * np.maximum(sigma, floor)
         if name != "error_ratio":
-            strong &= change > 0.15 * centre
+            strong &= change > 0.06 * centre
         felt += [(int(i), name) for i in visible[strong[visible]]]
     if not felt:
         return None
@@ -400,7 +435,7 @@ def _dominates(
     pinned: bool,
 ) -> bool:
     """Whether the fault, and not the background, is most of what the victim felt."""
-    base, window = slice(0, plan.baseline_steps), slice(plan.baseline_steps + plan.onset_step, None)
+    base, window = slice(0, plan.baseline_steps), slice(plan.onset, None)
     values, other = seen.services[metric][victim], without.services[metric][victim]
     if not (np.isfinite(values[base]).sum() >= 5 and np.isfinite(values[window]).any()):
         return False
@@ -440,8 +475,8 @@ def _finish(
     view = telemetry.nodes_of(topology, coverage)
     position = {node: i for i, node in enumerate(view.names)}
     service_rows = np.array([position.get(node, -1) for node in topology.names])
-    base, window = slice(0, plan.baseline_steps), slice(plan.baseline_steps, None)
-    active = slice(plan.baseline_steps + plan.onset_step, None)
+    window = slice(plan.start, None)
+    active = slice(plan.onset, None)
     errors = signal_of(metric) is Signal.ERRORS
     now, before = (state.error_share, usual.error_share) if errors else (state.time_share, usual.time_share)
     carried = (now[:, active] - before[:, active]).mean(axis=1)
@@ -481,9 +516,11 @@ def _finish(
             if view.names[view.callees[k]] == chosen[0].cause:
                 flow[k] = 1.0 if view.names[view.callers[k]] in {topology.names[i] for i in chosen[0].first} else 0.0
     panel = _panel(rng, topology, plan, coverage, view, service_rows, seen, position[topology.names[victim]], metric)
-    if metric not in panel.window or not np.isfinite(panel.window[metric][panel.victim]).any():
+    if (
+        metric not in panel.window
+        or not np.isfinite(panel.window[metric][panel.victim, LEAD + plan.onset_step :]).any()
+    ):
         return None
-    del base
     second = chosen[1].cause if len(chosen) > 1 else None
     return SimulatedIncident(
         id=name,
@@ -589,8 +626,9 @@ def _panel(
     metric: str,
 ) -> Panel:
     """Keep what is monitored, punch the gaps, and lay it out by node and edge."""
-    count, steps = len(view.names), plan.baseline_steps + plan.window_steps
+    count, steps = len(view.names), plan.steps
     nodes: dict[str, Floats] = {}
+    lead_known = bool(rng.random() < 0.85)
     shown = service_rows >= 0
     for name in coverage.metrics:
         nodes[name] = np.full((count, steps), np.nan)
@@ -599,6 +637,12 @@ def _panel(
         position = {node: i for i, node in enumerate(view.names)}
         for (node, name), values in seen.resources.items():
             nodes.setdefault(name, np.full((count, steps), np.nan))[position[node]] = values
+    shadows = np.flatnonzero(view.shadow_of >= 0)
+    for name in set(coverage.metrics) & set(seen.calls):
+        nodes[name][shadows] = seen.calls[name][view.shadow_of[shadows]]
+    if not lead_known:
+        for values in nodes.values():
+            values[:, plan.baseline_steps : plan.start] = np.nan
     for name, values in nodes.items():
         lost = rng.random(count) < coverage.missing_series
         if name == metric:
@@ -607,11 +651,14 @@ def _panel(
         values[rng.random(values.shape) < coverage.missing_samples] = np.nan
     edges: dict[str, Floats] = {}
     real = view.calls >= 0
+    lead = slice(plan.baseline_steps, plan.start)
     for name in coverage.edge_metrics:
         edges[name] = np.full((len(view.callers), steps), np.nan)
         edges[name][real] = seen.calls[name][view.calls[real]]
         edges[name][rng.random(len(view.callers)) < coverage.missing_series] = np.nan
         edges[name][rng.random(edges[name].shape) < coverage.missing_samples] = np.nan
+        if not lead_known:
+            edges[name][:, lead] = np.nan
     base, window = slice(0, plan.baseline_steps), slice(plan.baseline_steps, None)
     static = np.full((len(view.callers), len(EDGE_STATIC)), np.nan)
     if real.any():
@@ -635,16 +682,19 @@ def _panel(
     return Panel(
         graph=graph,
         baseline={k: v[:, base] for k, v in nodes.items() if np.isfinite(v[:, base]).any()},
-        window={k: v[:, window] for k, v in nodes.items() if np.isfinite(v[:, window]).any()},
+        window={k: v[:, window] for k, v in nodes.items() if np.isfinite(v[:, plan.start :]).any()},
         edge_baseline={k: v[:, base] for k, v in edges.items() if np.isfinite(v[:, base]).any()},
-        edge_window={k: v[:, window] for k, v in edges.items() if np.isfinite(v[:, window]).any()},
+        edge_window={k: v[:, window] for k, v in edges.items() if np.isfinite(v[:, plan.start :]).any()},
         step=plan.step,
         baseline_start=start,
-        window_start=start + plan.baseline_steps * plan.step,
+        baseline_step=plan.step,
+        window_start=start + plan.start * plan.step,
         victim=victim,
         metric=metric,
-        # The alert tells when the symptom began, give or take.
-        onset=plan.onset_step * plan.step if rng.random() < 0.3 else None,
+        # An alert tells when the symptom began, a little late.
+        onset=min(plan.onset_step + float(rng.choice([0.0, 0.0, 1.0])), plan.window_steps - 1.0) * plan.step
+        if rng.random() < 0.4
+        else None,
     )
 
 
@@ -654,13 +704,13 @@ def to_incident(simulated: SimulatedIncident) -> Incident:
     graph = panel.graph
     start = datetime.fromtimestamp(panel.baseline_start, UTC)
     middle = datetime.fromtimestamp(panel.window_start, UTC)
-    window_steps = next(iter(panel.window.values())).shape[1]
+    window_steps = next(iter(panel.window.values())).shape[1] - LEAD
     end = middle + timedelta(seconds=window_steps * panel.step)
     parts: list[pa.Table] = []
     nodes = np.array(graph.nodes, dtype=object)
     for begin, tables, edge_tables in (
         (panel.baseline_start, panel.baseline, panel.edge_baseline),
-        (panel.window_start, panel.window, panel.edge_window),
+        (panel.window_start - LEAD * panel.step, panel.window, panel.edge_window),
     ):
         for owner, peers, group in (
             (nodes, None, tables),
@@ -702,12 +752,12 @@ def to_incident(simulated: SimulatedIncident) -> Incident:
     )
     header = Header(
         id=simulated.id,
-        title=f"Simulated incident {simulated.id}",
+        title=simulated.title or f"Simulated incident {simulated.id}",
         window=Window(middle, end),
-        baseline=Window(start, middle),
+        baseline=Window(start, middle - timedelta(seconds=LEAD * panel.step)),
         victim=Victim(graph.nodes[panel.victim], panel.metric),
         onset=None if panel.onset is None else middle + timedelta(seconds=panel.onset),
-        labels={"origin": "simulation"},
+        labels={"origin": "simulation", **simulated.labels},
     )
     truth = Truth(
         causes=() if simulated.cause < 0 else (graph.nodes[simulated.cause],),
@@ -715,7 +765,9 @@ def to_incident(simulated: SimulatedIncident) -> Incident:
         path=tuple((graph.nodes[a], graph.nodes[b]) for a, b in simulated.path),
         counterfactual=float(np.nanmean(simulated.counterfactual[simulated.onset_step :])),
     )
-    return Incident.create(header, truth=truth, metrics=pa.concat_tables(parts), edges=edges, nodes=kinds)
+    return Incident.create(
+        header, truth=truth, metrics=pa.concat_tables(parts), edges=edges, nodes=kinds, **simulated.tables
+    )
 
 
 __all__ = [

@@ -47,6 +47,10 @@ class Coverage:
     missing_samples: float
     #: Whether traces pass through hidden services, so that their callers and callees appear joined.
     bridged: bool = True
+    #: Calls that also appear as a node of their own: below the caller (a "remote" end), or above the callee (a client).
+    shadows: tuple[tuple[int, bool], ...] = ()
+    #: Callers of nodes that are in the graph but were never seen at work.
+    idle: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Nodes:
     relations: tuple[Relation, ...]
     #: Index of the simulated call behind each edge, -1 for infrastructure.
     calls: Ints
+    #: Index of the simulated call that a shadow node shows, -1 for real nodes.
+    shadow_of: Ints
 
 
 def nodes_of(topology: Topology, coverage: Coverage) -> Nodes:
@@ -80,9 +86,21 @@ def nodes_of(topology: Topology, coverage: Coverage) -> Nodes:
         edges += [(caller, callee, relation, -1) for caller, callee, relation in infrastructure_edges(topology)]
     if coverage.bridged:
         edges += [(caller, callee, Relation.CALLS, -1) for caller, callee in _bridges(topology, coverage.hidden)]
+    shadow_of: dict[str, int] = {}
+    for number, (call, above) in enumerate(coverage.shadows):
+        name = f"remote-{number:03d}"
+        names.append(name)
+        kinds.append(NodeKind.SERVICE)
+        shadow_of[name] = call
+        caller, callee = topology.names[topology.source[call]], topology.names[topology.target[call]]
+        edges.append((name, callee, Relation.CALLS, -1) if above else (caller, name, Relation.CALLS, -1))
+    for number, service in enumerate(coverage.idle):
+        names.append(f"idle-{number:03d}")
+        kinds.append(NodeKind.SERVICE)
+        edges.append((topology.names[service], f"idle-{number:03d}", Relation.CALLS, -1))
     gone = {topology.names[i] for i in np.flatnonzero(coverage.hidden)}
     if not coverage.infrastructure:
-        gone |= set(names[topology.size :])
+        gone |= {*topology.hosts, *topology.gpus, *topology.queues, *topology.workloads}
     kept = sorted((name, kind) for name, kind in zip(names, kinds, strict=True) if name not in gone)
     position = {name: i for i, (name, _) in enumerate(kept)}
     left = sorted(edge for edge in edges if edge[0] in position and edge[1] in position)
@@ -93,6 +111,7 @@ def nodes_of(topology: Topology, coverage: Coverage) -> Nodes:
         callees=np.array([position[edge[1]] for edge in left], dtype=np.int64),
         relations=tuple(edge[2] for edge in left),
         calls=np.array([edge[3] for edge in left], dtype=np.int64),
+        shadow_of=np.array([shadow_of.get(name, -1) for name, _ in kept], dtype=np.int64),
     )
 
 
@@ -133,8 +152,9 @@ def infrastructure_edges(topology: Topology) -> list[tuple[str, str, Relation]]:
         ):
             if where[job] >= 0:
                 edges.append((name, resources[where[job]], Relation.RUNS_ON))
-                for service in np.flatnonzero(residents == where[job]):
+                for service in np.flatnonzero(residents == where[job]).tolist():
                     edges.append((topology.names[service], name, Relation.SHARES_DEVICE))
+                    edges.append((name, topology.names[service], Relation.SHARES_DEVICE))
     return edges
 
 

@@ -89,7 +89,7 @@ def random_topology(rng: np.random.Generator, services: int, *, infrastructure: 
     base_time[alias] = rng.uniform(1e-4, 8e-4, int(alias.sum()))
     calls = np.where(rng.random(edges) < 0.45, 1.0, np.exp(rng.normal(-0.4, 0.8, edges))).clip(0.02, 5.0)
     entry_rate = np.zeros(services)
-    entry_rate[level == 0] = np.exp(rng.normal(np.log(12.0), 1.5, int((level == 0).sum()))).clip(0.3, 500.0)
+    entry_rate[level == 0] = np.exp(rng.normal(np.log(8.0), 1.6, int((level == 0).sum()))).clip(0.2, 500.0)
     hosts = int(max(1, round(services / rng.uniform(3, 12)))) if infrastructure else 0
     gpus = int(rng.integers(0, max(2, services // 6))) if infrastructure and rng.random() < 0.6 else 0
     queues = int(rng.integers(1, 4)) if infrastructure and rng.random() < 0.5 else 0
