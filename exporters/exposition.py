@@ -1,19 +1,20 @@
-"""The exposition formats: Prometheus text 0.0.4 and OpenMetrics 1.0, with cached label prefixes.
+"""The exposition formats: Prometheus text 0.0.4 and OpenMetrics 1.0, with label text that is prepared once.
 
-prometheus_client formats and escapes every label of every sample at every scrape, over 10 µs a sample; most label sets
-are the same from one scrape to the next. `Renderer` keeps the finished text in front of the value, so that a sample
-costs one look-up and one number. The output is parsed by the client's own parsers to the same samples (tested), and
-``benchmarks/exporters/exposition.py`` compares the two.
+prometheus_client formats and escapes every label of every sample at every scrape; most label sets are the same from one
+poll to the next. `TextCache` writes the text in front of a value when the families are built and keeps it while the
+series lives, so that `render` has only numbers to format. The output is parsed by the client's own parsers to the same
+samples (tested), and ``benchmarks/exporters/exposition.py`` compares the two.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from exporters.catalog import Metric, MetricType
-from exporters.families import Distribution, Family, Labels
+from exporters.families import Family, Labels
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -57,61 +58,83 @@ def number(value: float) -> str:
         return "NaN"
     if value in (math.inf, -math.inf):
         return "+Inf" if value > 0 else "-Inf"
-    return repr(value)
+    return str(value)
 
 
-class Renderer:
-    """Writes families as text, remembering the text of label sets from one call to the next.
+class TextCache:
+    """Prepares families for `render`: the text in front of every value, kept from one poll to the next.
 
-    Not thread-safe: one renderer belongs to one thread, or is called under a lock. A label set that is not rendered in
-    two calls in a row is forgotten, so that memory follows the series that live.
+    Used where families are built, once a poll and off the path of a scrape; only label sets that the poll before did
+    not have cost any formatting. A label set that a poll does not have is forgotten, so that memory follows the series
+    that live. Not thread-safe: one cache belongs to the thread that polls.
     """
 
     def __init__(self) -> None:
-        self._old: dict[str, dict[Labels, str]] = {}
-        self._old_histograms: dict[str, dict[Labels, tuple[str, ...]]] = {}
+        self._series: dict[str, dict[Labels, str]] = {}
+        self._histograms: dict[str, dict[Labels, tuple[str, ...]]] = {}
 
-    def render(self, families: Iterable[Family], content_type: str = TEXT) -> bytes:
-        """Return the exposition of ``families`` in ``content_type`` (`TEXT` or `OPENMETRICS`)."""
-        openmetrics = content_type == OPENMETRICS
-        lines: list[str] = []
-        fresh: dict[str, dict[Labels, str]] = {}
-        fresh_histograms: dict[str, dict[Labels, tuple[str, ...]]] = {}
+    def prepare(self, families: Iterable[Family]) -> tuple[Family, ...]:
+        """Return the families of one poll with their texts; what is not among them is forgotten."""
+        series: dict[str, dict[Labels, str]] = {}
+        histograms: dict[str, dict[Labels, tuple[str, ...]]] = {}
+        prepared = []
         for item in families:
             metric = item.metric
-            lines.append(_header(metric, openmetrics))
+            name, names = metric.name, metric.labels
             if metric.type is MetricType.HISTOGRAM:
-                fresh_histograms[metric.name] = self._histograms(item, lines)
+                old = self._histograms.get(name, {})
+                found = [old.get(key) or _histogram_prefixes(metric, key) for key, _ in item.distributions]
+                histograms[name] = {key: texts for (key, _), texts in zip(item.distributions, found, strict=True)}
+                prepared.append(replace(item, histogram_texts=found))
             else:
-                fresh[metric.name] = self._samples(item, lines)
-        self._old, self._old_histograms = fresh, fresh_histograms
-        if openmetrics:
-            lines.append("# EOF\n")
-        return "".join(lines).encode()
+                known = self._series.get(name, {})
+                texts = [known.get(key) or _prefix(name, names, key) for key, _ in item.samples]
+                series[name] = {key: text for (key, _), text in zip(item.samples, texts, strict=True)}
+                prepared.append(replace(item, texts=texts))
+        self._series, self._histograms = series, histograms
+        return tuple(prepared)
 
-    def _samples(self, item: Family, lines: list[str]) -> dict[Labels, str]:
-        old = self._old.get(item.metric.name, {})
-        kept: dict[Labels, str] = {}
-        append = lines.append
-        for labels, value in item.samples:
-            prefix = old.get(labels)
-            if prefix is None:
-                prefix = _prefix(item.metric.name, item.metric.labels, labels)
-            kept[labels] = prefix
-            # Subtracting a finite number from itself gives 0; infinities and NaN give NaN.
-            append(f"{prefix}{value}\n" if value - value == 0 else f"{prefix}{number(value)}\n")
-        return kept
 
-    def _histograms(self, item: Family, lines: list[str]) -> dict[Labels, tuple[str, ...]]:
-        old = self._old_histograms.get(item.metric.name, {})
-        kept: dict[Labels, tuple[str, ...]] = {}
-        for labels, data in item.distributions:
-            prefixes = old.get(labels)
-            if prefixes is None:
-                prefixes = _histogram_prefixes(item.metric, labels)
-            kept[labels] = prefixes
-            _histogram(prefixes, data, lines)
-        return kept
+def render(families: Iterable[Family], content_type: str = TEXT) -> bytes:
+    """Return the exposition of ``families`` in ``content_type`` (`TEXT` or `OPENMETRICS`).
+
+    Thread-safe. Families that went through a `TextCache` cost one number a sample, others their labels too.
+    """
+    openmetrics = content_type == OPENMETRICS
+    parts: list[str] = []
+    for item in families:
+        metric = item.metric
+        parts.append(_header(metric, openmetrics))
+        if metric.type is MetricType.HISTOGRAM:
+            _histograms(item, parts)
+        else:
+            _samples(item, parts)
+    if openmetrics:
+        parts.append("# EOF\n")
+    return "".join(parts).encode()
+
+
+def _samples(item: Family, parts: list[str]) -> None:
+    name, names = item.metric.name, item.metric.labels
+    texts = item.texts or [_prefix(name, names, labels) for labels, _ in item.samples]
+    # A finite sum has finite terms, which need no care; a sum that overflows only takes the longer way.
+    if math.isfinite(sum([value for _, value in item.samples])):
+        lines = [f"{text}{value}\n" for text, (_, value) in zip(texts, item.samples, strict=True)]
+    else:
+        lines = [f"{text}{number(value)}\n" for text, (_, value) in zip(texts, item.samples, strict=True)]
+    # Joined family by family, so that the lines are freed while they are still in the processor's cache.
+    parts.append("".join(lines))
+
+
+def _histograms(item: Family, parts: list[str]) -> None:
+    prepared = item.histogram_texts or [_histogram_prefixes(item.metric, labels) for labels, _ in item.distributions]
+    for texts, (_, data) in zip(prepared, item.distributions, strict=True):
+        total = 0
+        for text, count in zip(texts, data.counts, strict=False):
+            total += count
+            parts.append(f"{text}{total}\n")
+        parts.append(f"{texts[-2]}{total}\n")
+        parts.append(f"{texts[-1]}{number(data.sum)}\n")
 
 
 def _header(metric: Metric, openmetrics: bool) -> str:
@@ -140,12 +163,3 @@ def _histogram_prefixes(metric: Metric, labels: Labels) -> tuple[str, ...]:
         _prefix(f"{metric.name}_count", metric.labels, labels),
         _prefix(f"{metric.name}_sum", metric.labels, labels),
     )
-
-
-def _histogram(prefixes: tuple[str, ...], data: Distribution, lines: list[str]) -> None:
-    total = 0
-    for prefix, count in zip(prefixes, data.counts, strict=False):
-        total += count
-        lines.append(f"{prefix}{total}\n")
-    lines.append(f"{prefixes[-2]}{total}\n")
-    lines.append(f"{prefixes[-1]}{number(data.sum)}\n")

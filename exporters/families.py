@@ -56,11 +56,17 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The samples of one metric. Histograms fill ``distributions``, the others ``samples``."""
+    """The samples of one metric. Histograms fill ``distributions``, the others ``samples``.
+
+    ``texts`` and ``histogram_texts`` are what `exporters.exposition.TextCache` prepared: the text in front of each
+    value, in the order of ``samples`` or ``distributions``; empty: not prepared.
+    """
 
     metric: Metric
     samples: Sequence[tuple[Labels, float]] = ()
     distributions: Sequence[tuple[Labels, Distribution]] = ()
+    texts: Sequence[str] = ()
+    histogram_texts: Sequence[tuple[str, ...]] = ()
 
     def __len__(self) -> int:
         """Number of label sets."""

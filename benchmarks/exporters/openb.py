@@ -184,7 +184,7 @@ def main() -> int:
     console.print(
         "held: a BE pod held at least the GPUs asked for at some moment past the SLO.\n"
         "started past SLO: it started after the SLO ran out (policy `startedFrom: breach`).\n"
-        "started in wait: it started after the waiter was created and still held past the SLO (`submission`, default).\n"
+        "started in wait: it started after the waiter was created and held past the SLO (`submission`, default).\n"
         "fits whole: with the waiter's CPU and memory too.",
         highlight=False,
     )

@@ -8,7 +8,7 @@ from exporters.families import Family, Labels, capped_sum, capped_top, family
 
 
 class FamilyBuilder:
-    """Collects families for one scrape; ``dropped`` counts the samples past a cap, by family."""
+    """Collects families for one poll; ``dropped`` counts the samples past a cap, by family."""
 
     def __init__(self, caps: Mapping[str, int] | None = None) -> None:
         self._caps = caps or {}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from exporters.collectors._families import FamilyBuilder
 from exporters.collectors.devices import device_families
 from exporters.detectors import detect
+from exporters.exposition import TextCache
 from exporters.families import Family, Labels
 from exporters.measures import queues
 from exporters.measures.fragmentation import ClusterFragmentation, cluster_fragmentation
@@ -45,6 +46,7 @@ class ClusterCollector:
         self._quality = QualityWindow(quality_window_seconds)
         self._families: tuple[Family, ...] = ()
         self._dropped: Counter[str] = Counter()
+        self._texts = TextCache()
 
     def update(self, snapshot: Snapshot) -> tuple[Violation, ...]:
         """Take in a snapshot and return the violations that last, longest first."""
@@ -67,7 +69,8 @@ class ClusterCollector:
         self._dropped.update(dropped)
         overflow = self._dropped + Counter(self.tracker.overflowed)
         builder.plain("prioscope_series_overflow_total", {(name,): float(n) for name, n in overflow.items()})
-        self._families = (*(item for item in self.tracker.families() if len(item)), *builder.families, *devices)
+        counted = (item for item in self.tracker.families() if len(item))
+        self._families = self._texts.prepare((*counted, *builder.families, *devices))
         return tuple(active)
 
     def families(self) -> tuple[Family, ...]:

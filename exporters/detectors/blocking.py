@@ -6,20 +6,22 @@ one search over the nodes.
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from exporters.model import Basis, Check, Culprit, Demand, Node, Placement, Unread, Workload
+from exporters.model import BASES, Check, Culprit, Demand, Node, Placement, Unread, Workload
 from exporters.placement import UNLIMITED, ClusterView, as_gpus, pieces_that_fit, released_gpus
 from exporters.policy import Policy
 
 #: Culprits named per violation; the number of all is in its detail.
 MAX_CULPRITS = 25
+
+#: Answers remembered per group; past it they are worked out anew.
+MAX_REMEMBERED = 256
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -58,6 +60,20 @@ class _NodeUse:
     """Pieces that fit in what is free on it already."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The holdings of a group as arrays: one entry per placement, with its holder and its node.
+
+    Per node: how many entries it has, the pieces that fit when all or none of them are gone.
+    """
+
+    holder: np.ndarray[Any, np.dtype[np.intp]]
+    use: np.ndarray[Any, np.dtype[np.intp]]
+    full: np.ndarray[Any, np.dtype[np.intp]]
+    fits_all: np.ndarray[Any, np.dtype[np.int64]]
+    fits_free: np.ndarray[Any, np.dtype[np.int64]]
+
+
 @dataclass(slots=True)
 class Group:
     """The less urgent holders that matter to a set of equal waiters.
@@ -82,48 +98,84 @@ class Group:
     _uses: list[_NodeUse] = field(default_factory=list)
     _base_pieces: int = 0
     _alone: Mask = field(default_factory=lambda: np.zeros(0, bool))
+    _useful: dict[tuple[bool, bytes], Mask] = field(default_factory=dict)
+    _layouts: dict[bool, _Layout] = field(default_factory=dict)
 
     def useful(self, chosen: Mask, *, whole_demand: bool = False) -> Mask:
         """Return which of the ``chosen`` holders would make room: all False when the waiter would not fit even then.
 
         ``whole_demand`` also asks for CPU and memory, where they are known; otherwise GPUs decide.
         """
+        # Waiters of one group mostly choose the same holders: all of them, when all may be preempted.
+        key = (whole_demand, chosen.tobytes())
+        known = self._useful.get(key)
+        if known is None:
+            if len(self._useful) >= MAX_REMEMBERED:
+                self._useful.clear()
+            known = self._useful[key] = self._search(chosen, whole_demand)
+        return known
+
+    def _search(self, chosen: Mask, whole_demand: bool) -> Mask:
         result = chosen & self._alone
-        pieces = self._base_pieces
-        reached: list[int] = []
-        for use in self._uses:
+        if not self._uses:
+            return result
+        layout = self._layout(whole_demand)
+        taken = chosen[layout.holder]
+        counts = np.bincount(layout.use[taken], minlength=len(self._uses))
+        fits = np.where(counts == layout.full, layout.fits_all, layout.fits_free)
+        for at in np.flatnonzero((counts > 0) & (counts < layout.full)):
+            use = self._uses[at]
             mine = [(index, placement) for index, placement in use.held if chosen[index]]
-            if not mine:
-                pieces += use.free_pieces
-                continue
-            fit = _pieces(self._view, self.demand, self.exclusive, use, mine, whole_demand)
-            if fit:
-                pieces += fit
-                reached.extend(index for index, _ in mine)
-        if pieces >= self.demand.pieces:
-            result[reached] = True
+            fits[at] = _pieces(self._view, self.demand, self.exclusive, use, mine, whole_demand) or 0
+        if self._base_pieces + int(fits.sum()) >= self.demand.pieces:
+            result[layout.holder[taken & ((fits > 0) & (counts > 0))[layout.use]]] = True
         return result
 
+    def _layout(self, whole_demand: bool) -> _Layout:
+        found = self._layouts.get(whole_demand)
+        if found is None:
+            found = self._layouts[whole_demand] = _Layout(
+                holder=np.array([index for use in self._uses for index, _ in use.held], dtype=np.intp),
+                use=np.array([at for at, use in enumerate(self._uses) for _ in use.held], dtype=np.intp),
+                full=np.array([len(use.held) for use in self._uses], dtype=np.intp),
+                fits_all=np.array(
+                    [
+                        _pieces(self._view, self.demand, self.exclusive, use, use.held, whole_demand) or 0
+                        for use in self._uses
+                    ],
+                    dtype=np.int64,
+                ),
+                fits_free=np.array([use.free_pieces for use in self._uses], dtype=np.int64),
+            )
+        return found
+
     def culprits(
-        self, chosen: Mask, since: float, now: float, bases: Sequence[Basis] | None = None
+        self, chosen: Mask, since: float, now: float, levels: np.ndarray[Any, np.dtype[np.int64]] | None = None
     ) -> tuple[Culprit, ...]:
-        """Return the ``chosen`` holders with the most GPU-seconds taken between ``since`` and ``now``, at most 25."""
+        """Return the ``chosen`` holders with the most GPU-seconds taken between ``since`` and ``now``, at most 25.
+
+        ``levels`` gives the index into `BASES` of each holder; without it culprits have no basis.
+        """
         indices = np.flatnonzero(chosen)
         began = np.fmax(self.started[indices], since)
         seconds = np.maximum(0.0, now - began) * self.held_milli[indices] / 1000.0
-        order = heapq.nsmallest(
-            MAX_CULPRITS, range(len(indices)), key=lambda at: (-seconds[at], self.holders[indices[at]].id)
+        if len(indices) > MAX_CULPRITS:
+            least = np.partition(seconds, -MAX_CULPRITS)[-MAX_CULPRITS]
+            largest = seconds >= least
+            indices, seconds = indices[largest], seconds[largest]
+        pairs = sorted(
+            zip(seconds.tolist(), indices.tolist(), strict=True), key=lambda pair: (-pair[0], self.holders[pair[1]].id)
         )
         found = []
-        for at in order:
-            holder = self.holders[indices[at]]
+        for taken, at in pairs[:MAX_CULPRITS]:
+            holder = self.holders[at]
             found.append(
                 Culprit(
                     workload=holder.id,
                     service=holder.display_service,
                     rank=holder.rank,
-                    gpu_seconds=round(float(seconds[at]), 3),
-                    basis=None if bases is None else bases[indices[at]],
+                    gpu_seconds=round(taken, 3),
+                    basis=None if levels is None else BASES[int(levels[at])],
                 )
             )
         return tuple(found)

@@ -50,7 +50,6 @@ def _inspect(blocking: Blocking, policy: Policy, waiter: Workload, breach: Breac
     snapshot = blocking.view.snapshot
     dominating = started & group.dominates
     levels = np.where(dominating, 2, np.where(started, 1, 0))
-    bases = [BASES[level] for level in levels]
     basis = BASES[int(levels[chosen].max())]
     first = group.started[chosen]
     known = first[~np.isnan(first)]
@@ -78,7 +77,7 @@ def _inspect(blocking: Blocking, policy: Policy, waiter: Workload, breach: Breac
         tenant=waiter.tenant,
         start=start,
         limit_seconds=breach.slo,
-        culprits=group.culprits(chosen, breach.since, snapshot.time, bases),
+        culprits=group.culprits(chosen, breach.since, snapshot.time, levels),
         basis=basis,
         checks=tuple(checks),
         unchecked=tuple(unchecked),

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporters.collectors import ClientCollector, ClusterCollector, device_families
-from exporters.exposition import Renderer
+from exporters.exposition import render
 from exporters.families import Family
 from exporters.model import (
     AllocatorState,
@@ -29,7 +29,7 @@ from exporters.policy import uniform_policy
 
 
 def parse(families: Sequence[Family]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    text = Renderer().render(families).decode()
+    text = render(families).decode()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for metric in text_string_to_metric_families(text)

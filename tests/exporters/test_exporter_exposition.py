@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from exporters.catalog import METRICS
-from exporters.exposition import OPENMETRICS, TEXT, Renderer, choose, number
+from exporters.exposition import OPENMETRICS, TEXT, TextCache, choose, number, render
 from exporters.families import Distribution, Family, capped_sum, capped_top, family, to_client
 
 BOUNDS = METRICS["prioscope_poll_duration_seconds"].buckets
@@ -57,22 +57,36 @@ def example(text: str = "a", value: float = 1.5) -> list[Family]:
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=20), st.floats())
 def test_text_parses_to_the_same_samples_as_the_client_writes(text: str, value: float) -> None:
     families = example(text, value)
-    assert samples(Renderer().render(families).decode()) == samples(by_client(families).decode())
+    assert samples(render(families).decode()) == samples(by_client(families).decode())
 
 
 def test_openmetrics_passes_the_clients_strict_parser() -> None:
     families = example('quote " backslash \\ newline \n end')
-    text = Renderer().render(families, OPENMETRICS).decode()
+    text = render(families, OPENMETRICS).decode()
     assert text.endswith("# EOF\n")
     assert samples(text, openmetrics=True) == samples(by_client(families).decode())
 
 
-def test_a_second_render_from_the_cache_is_identical_and_forgets_dead_series() -> None:
-    renderer = Renderer()
-    first = renderer.render(example())
-    assert renderer.render(example()) == first
-    renderer.render([family("gpu_power_watts", {("n", "0", "GPU-1"): 1.0})])
-    assert [list(cache) for cache in renderer._old.values()] == [[("n", "0", "GPU-1")]]
+def test_prepared_families_render_alike_and_dead_series_are_forgotten() -> None:
+    cache = TextCache()
+    assert render(cache.prepare(example())) == render(example())
+    assert render(cache.prepare(example())) == render(example())
+    cache.prepare([family("gpu_power_watts", {("n", "0", "GPU-1"): 1.0})])
+    assert [list(known) for known in cache._series.values()] == [[("n", "0", "GPU-1")]]
+    assert cache._histograms == {}
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abcdef"), st.sampled_from([0.0, 1.5, math.nan, math.inf, 1e308]), max_size=6),
+        max_size=5,
+    )
+)
+def test_a_cache_changes_nothing_whatever_comes_and_goes(polls: list[dict[str, float]]) -> None:
+    cache = TextCache()
+    for poll in polls:
+        families = [family("gpu_power_watts", {("n", name, "u"): value for name, value in poll.items()})]
+        assert render(cache.prepare(families)) == render(families)
 
 
 @pytest.mark.parametrize("value", [0.1, 1e300, 12345678.0, 5, math.inf, -math.inf])
