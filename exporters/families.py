@@ -95,6 +95,11 @@ def family(
     return Family(metric, pairs, histograms)
 
 
+def series(families: Iterable[Family]) -> int:
+    """Return how many label sets these families have in all."""
+    return sum(len(item) for item in families)
+
+
 def overflow_labels(metric: Metric) -> Labels:
     """Return the label set of the overflow series; ``cluster`` and every other label read ``overflow``."""
     return (OVERFLOW,) * len(metric.labels)

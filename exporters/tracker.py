@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -350,12 +350,15 @@ class Tracker:
     # --- persistence
 
     def state(self) -> State:
-        """Return what `restore` needs to go on from here."""
+        """Return what `restore` needs to go on from here, with the `MAX_SAVED_CULPRITS` worst of each violation.
+
+        The detectors find those that still run anew, with all that they took.
+        """
         return State(
             version=STATE_VERSION,
             began=self._began if self._began is not None else 0.0,
             last_time=self._last,
-            open=list(self._open.values()),
+            open=[_trimmed(item) for item in self._open.values()],
             done=dict(self._done),
             instants=dict(self._instants),
             starts=dict(self._starts),
@@ -468,6 +471,17 @@ def _merge(old: Violation, new: Violation) -> Violation:
     return msgspec.structs.replace(new, start=old.start, culprits=tuple(ordered[:MAX_KEPT_CULPRITS]), basis=basis)
 
 
+def _trimmed(item: OpenViolation) -> OpenViolation:
+    violation = item.violation
+    if len(violation.culprits) <= MAX_SAVED_CULPRITS:
+        return item
+    kept = msgspec.structs.replace(violation, culprits=violation.culprits[:MAX_SAVED_CULPRITS])
+    return msgspec.structs.replace(item, violation=kept)
+
+
+#: Culprits written to the state file, per violation.
+MAX_SAVED_CULPRITS: Final = 10
+
 #: Culprits remembered over the life of one violation.
 MAX_KEPT_CULPRITS: Final = 100
 
@@ -485,8 +499,3 @@ def _end_of(violation: Violation, victim: Workload | None, now: float) -> float 
     if victim.state.holding and victim.started is not None and victim.started >= violation.start:
         return victim.started
     return None
-
-
-def series(families: Sequence[Family]) -> int:
-    """Return how many label sets these families have in all."""
-    return sum(len(item) for item in families)
