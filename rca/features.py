@@ -123,12 +123,17 @@ def _row_mean(values: Floats) -> Floats:
     return out
 
 
-def deviate(metric: str, baseline: Floats, window: Floats, onset: int) -> Deviation:
-    """Compare ``window`` ([R, Ti]) with ``baseline`` ([R, Tb]) from step ``onset`` on."""
+def deviate(metric: str, baseline: Floats, window: Floats, onset: int, step: float) -> Deviation:
+    """Compare ``window`` ([R, Ti]) with ``baseline`` ([R, Tb]) from column ``onset`` on; ``step`` in seconds."""
     signal = signal_of(metric)
     median, sigma, baseline_count, spread = _sorted_stats(baseline)
     floor = _FLOOR.get(signal, 1e-9)
     sigma = np.maximum.reduce([sigma, 0.3 * spread, _RELATIVE_FLOOR * np.abs(median), np.full_like(sigma, floor)])
+    if signal is Signal.TRAFFIC:
+        # A count has at least the spread of chance: a rate of one request an hour is not "always zero".
+        sigma = np.maximum(sigma, np.sqrt(np.maximum(np.nan_to_num(median), 0.0) * step + 1.0) / step)
+    # A spread estimated from few samples is itself unsure.
+    sigma = sigma * np.sqrt(1.0 + 4.0 / np.maximum(baseline_count, 1))
     post_values = window[:, onset:]
     post = _row_mean(post_values)
     count = np.isfinite(post_values).sum(axis=1)
@@ -244,11 +249,11 @@ def extract(panel: Panel) -> Features:
     count, edges = len(graph.nodes), len(graph.callers)
     onset = symptom_onset(panel)
     deviations = {
-        name: deviate(name, panel.baseline.get(name, np.full((count, 0), np.nan)), values, onset)
+        name: deviate(name, panel.baseline.get(name, np.full((count, 0), np.nan)), values, onset, panel.step)
         for name, values in sorted(panel.window.items())
     }
     edge_deviations = {
-        name: deviate(name, panel.edge_baseline.get(name, np.full((edges, 0), np.nan)), values, onset)
+        name: deviate(name, panel.edge_baseline.get(name, np.full((edges, 0), np.nan)), values, onset, panel.step)
         for name, values in sorted(panel.edge_window.items())
     }
     centre = _centre_metric(panel, deviations)
@@ -514,10 +519,14 @@ def _node_features(
     cpu = deviations.get("cpu_utilization_ratio")
     put("cpu_z_local", blank if cpu is None else cpu.z_local)
 
-    # R1's node features, as seen during the incident.
-    columns.add("log_rate", np.log1p(np.maximum(blank if traffic is None else traffic.post, 0.0)))
-    columns.add("error_ratio", blank if error is None else 3.0 * error.post)
-    columns.add("log_p99", np.log1p(_pick(deviations, ("latency_p99_seconds", *_TAILS), "post", rows)))
+    # R1's node features relative to the victim's: how much of the traffic and of the time is at stake here.
+    p99 = _pick(deviations, ("latency_p99_seconds", *_TAILS), "post", rows)
+    rate = blank if traffic is None else np.maximum(traffic.post, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        columns.add("rate_share", np.clip(np.log((rate + 1e-4) / (rate[victim] + 1e-4)), -10.0, 10.0) / 2.0)
+        columns.add("p99_share", np.clip(np.log((p99 + 1e-6) / (p99[victim] + 1e-6)), -10.0, 10.0) / 2.0)
+    columns.mask("rate_share", rate)
+    columns.add("usual_error", blank if error is None else 3.0 * error.baseline)
 
     # What each node adds by itself, and what of the victim's excess that would explain.
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -39,8 +39,8 @@ def write(
     versions = {
         "prioscope": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch-geometric": torch_geometric.__version__,
+        "torch": str(torch.__version__),
+        "torch-geometric": str(torch_geometric.__version__),
     }
     content: dict[str, Any] = {
         "name": NAME,
@@ -75,8 +75,8 @@ def _markdown(content: Mapping[str, Any], quality: Quality | None) -> str:
         f"{recipe['validation']:,} for early stopping, {recipe['calibration']:,} for calibration and",
         f"{recipe['test']:,} held out, on disjoint seeds, each with its own random topology;",
         f"{recipe['members']} networks averaged.",
-        f"It took {content['training_minutes']} minutes with Python {versions['python']}, torch {versions['torch']} and",
-        f"torch-geometric {versions['torch-geometric']}.",
+        f"It took {content['training_minutes']} minutes with Python {versions['python']}, torch {versions['torch']}",
+        f"and torch-geometric {versions['torch-geometric']}.",
         "",
         "## Quality on held-out simulated incidents",
         "",

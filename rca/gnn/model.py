@@ -43,7 +43,7 @@ class RootCauseNet(nn.Module):  # type: ignore[misc]
         self.register_buffer("edge_mean", torch.zeros(config.edge_features))
         self.register_buffer("edge_scale", torch.ones(config.edge_features))
         self.encode_node = _mlp(config.node_features, 2 * width, width, config.dropout)
-        self.encode_edge = _mlp(config.edge_features, 2 * config.edge_hidden, config.edge_hidden)
+        self.encode_edge = _mlp(config.edge_features, 2 * config.edge_hidden, config.edge_hidden, config.dropout)
         self.convolutions = nn.ModuleList(
             GATv2Conv(
                 width,

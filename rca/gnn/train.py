@@ -46,7 +46,8 @@ class Recipe:
     patience: int = 4
     batch_nodes: int = 2_500
     learning_rate: float = 2e-3
-    weight_decay: float = 1e-3
+    weight_decay: float = 1e-2
+    dropout: float = 0.2
     edge_weight: float = 0.5
     mechanism_weight: float = 0.25
     hidden: int = 64
@@ -190,13 +191,14 @@ def fit(
         mechanisms=len(MECHANISMS),
         hidden=recipe.hidden,
         layers=recipe.layers,
+        dropout=recipe.dropout,
     )
     net = RootCauseNet(config)
     normalise(net, train)
     optimizer = torch.optim.AdamW(net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     steps = math.ceil(sum(len(e.node) for e in train) / recipe.batch_nodes) * recipe.epochs
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=recipe.learning_rate, total_steps=steps + recipe.epochs, pct_start=0.1
+        optimizer, max_lr=recipe.learning_rate, total_steps=max(steps + recipe.epochs, 20), pct_start=0.1
     )
     history: list[dict[str, float]] = []
     best: dict[str, Tensor] = {}

@@ -171,8 +171,7 @@ def run(topology: Topology, drivers: Drivers, effects: Effects | None = None) ->
                 side = topology.parallel[caller]
                 np.add.at(latency, caller[~side], whole[~side])
                 np.maximum.at(widest, caller[side], whole[side])
-                for position, row in enumerate(caller):
-                    survive[row] = survive[row] * (1.0 - error_share[edges[position]])
+                np.multiply.at(survive, caller, 1.0 - error_share[edges])
             rows = np.flatnonzero(topology.level == depth)
             wide = rows[topology.parallel[rows]]
             latency[wide] += widest[wide]

@@ -239,7 +239,7 @@ def _try_incident(
     drivers = draw_drivers(rng, topology, plan)
     steps, onset = plan.steps, plan.onset
     life = engine.run(topology, drivers)
-    if not _healthy(life):
+    if not _healthy(topology, life):
         return None
     usual_latency = life.latency[:, : plan.baseline_steps].mean(axis=1)
     chosen: list[Fault] = []
@@ -263,11 +263,11 @@ def _try_incident(
     return assemble(rng, f"sim-{seed}", topology, plan, coverage, drivers, chosen, background=background, decoys=decoys)
 
 
-def _healthy(state: engine.State) -> bool:
+def _healthy(topology: Topology, state: engine.State) -> bool:
     """Whether the cluster works when nothing breaks: people repair what is broken every day."""
     typical = np.median(state.error, axis=1)
     busiest = np.quantile(state.utilization, 0.95, axis=1)
-    return bool(np.quantile(typical, 0.98) < 0.1 and np.quantile(busiest, 0.98) < 0.85)
+    return bool(np.quantile(typical[topology.base_error <= 0.1], 0.98) < 0.1 and np.quantile(busiest, 0.98) < 0.85)
 
 
 def _background(rng: np.random.Generator, topology: Topology, plan: Plan, latency: Floats) -> engine.Effects:
@@ -515,7 +515,10 @@ def _finish(
         for k in np.flatnonzero(~real):
             if view.names[view.callees[k]] == chosen[0].cause:
                 flow[k] = 1.0 if view.names[view.callers[k]] in {topology.names[i] for i in chosen[0].first} else 0.0
-    panel = _panel(rng, topology, plan, coverage, view, service_rows, seen, position[topology.names[victim]], metric)
+    involved = np.isin(np.arange(len(view.names)), [position[node] for node in shown])
+    panel = _panel(
+        rng, topology, plan, coverage, view, service_rows, seen, position[topology.names[victim]], metric, involved
+    )
     if (
         metric not in panel.window
         or not np.isfinite(panel.window[metric][panel.victim, LEAD + plan.onset_step :]).any()
@@ -624,6 +627,7 @@ def _panel(
     seen: telemetry.Reading,
     victim: int,
     metric: str,
+    involved: Bools,
 ) -> Panel:
     """Keep what is monitored, punch the gaps, and lay it out by node and edge."""
     count, steps = len(view.names), plan.steps
@@ -640,6 +644,13 @@ def _panel(
     shadows = np.flatnonzero(view.shadow_of >= 0)
     for name in set(coverage.metrics) & set(seen.calls):
         nodes[name][shadows] = seen.calls[name][view.shadow_of[shadows]]
+    if plan.drift and rng.random() < 0.5:
+        # Between an old baseline and the incident, nodes come and go.
+        fate = rng.random(count)
+        fate[victim] = 1.0
+        for values in nodes.values():
+            values[fate < 0.05, : plan.baseline_steps] = np.nan
+            values[(fate >= 0.05) & (fate < 0.08) & ~involved, plan.baseline_steps :] = np.nan
     if not lead_known:
         for values in nodes.values():
             values[:, plan.baseline_steps : plan.start] = np.nan

@@ -201,11 +201,11 @@ def observe(
     """
     rng = np.random.default_rng(seed)
     share = np.zeros(topology.size) if fault is None else touched_share(topology, fault)
-    count = np.minimum(state.rate * step * coverage.sampling, 1e5)
+    count = _counts(rng, state.rate * step * coverage.sampling)
     services = _latencies(rng, state.latency, usual.latency, topology.spread, share, count, coverage.bucketed)
     services["self_time_mean_seconds"] = _mean(rng, state.own, usual.own, topology.spread, share, count)
     services["error_ratio"] = _errors(rng, state.error, count)
-    services["request_rate"] = state.rate * (1.0 + rng.normal(size=count.shape) / np.sqrt(np.maximum(count, 1.0)))
+    services["request_rate"] = count / (step * coverage.sampling)
     usage = rng.uniform(0.3, 1.0, topology.size)[:, None]
     floor = rng.uniform(0.005, 0.05, topology.size)[:, None]
     wobble = np.exp(0.12 * rng.normal(size=count.shape))
@@ -219,7 +219,7 @@ def observe(
     for name in services:
         if name not in ("request_rate", "cpu_utilization_ratio", "memory_utilization_ratio"):
             services[name] = np.where(count >= 0.5, services[name], np.nan)
-    called = np.minimum(state.call_rate * step * coverage.sampling, 1e5)
+    called = _counts(rng, state.call_rate * step * coverage.sampling)
     spread = topology.spread[topology.target]
     call_share = np.minimum(1.0, np.maximum(share[topology.target], _network_share(topology, fault)))
     calls = {
@@ -233,7 +233,7 @@ def observe(
         1.0 + 0.5 * rng.normal(size=called.shape) / np.sqrt(np.maximum(called, 1.0))
     )
     calls["error_ratio"] = _errors(rng, state.call_error, called)
-    calls["request_rate"] = state.call_rate * (1.0 + rng.normal(size=called.shape) / np.sqrt(np.maximum(called, 1.0)))
+    calls["request_rate"] = called / (step * coverage.sampling)
     for name in calls:
         if name != "request_rate":
             calls[name] = np.where(called >= 0.5, calls[name], np.nan)
@@ -247,6 +247,16 @@ def observe(
         if key in resources:
             resources[key] = resources[key] + extra
     return Reading(services, calls, resources)
+
+
+def _counts(rng: np.random.Generator, expected: Floats) -> Floats:
+    """Whole numbers of requests with the spread of chance, from one normal draw each: the same draw in both worlds."""
+    normal = rng.normal(size=expected.shape)
+    uniform = rng.uniform(size=expected.shape)
+    many = np.maximum(expected + np.sqrt(expected) * normal, 0.0)
+    # Where less than a few are expected, none is a common answer.
+    few = np.floor(expected + uniform)
+    return np.where(expected < 3.0, few, np.round(many))
 
 
 def _network_share(topology: Topology, fault: Fault | None) -> Floats:

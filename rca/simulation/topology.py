@@ -88,6 +88,9 @@ def random_topology(rng: np.random.Generator, services: int, *, infrastructure: 
     base_time = np.exp(rng.normal(np.log(0.012), 1.1, services)).clip(5e-4, 1.5)
     base_time[alias] = rng.uniform(1e-4, 8e-4, int(alias.sum()))
     calls = np.where(rng.random(edges) < 0.45, 1.0, np.exp(rng.normal(-0.4, 0.8, edges))).clip(0.02, 5.0)
+    # Some calls are rare: a token is renewed once an hour, a fallback is hardly ever used.
+    rare = rng.random(edges) < rng.choice([0.0, 0.05, 0.2])
+    calls[rare] = np.exp(rng.normal(np.log(0.004), 1.2, int(rare.sum()))).clip(1e-4, 0.05)
     entry_rate = np.zeros(services)
     entry_rate[level == 0] = np.exp(rng.normal(np.log(8.0), 1.6, int((level == 0).sum()))).clip(0.2, 500.0)
     hosts = int(max(1, round(services / rng.uniform(3, 12)))) if infrastructure else 0
@@ -105,6 +108,12 @@ def random_topology(rng: np.random.Generator, services: int, *, infrastructure: 
     if queues:
         queued = rng.random(services) < rng.uniform(0.05, 0.3)
         queue[queued] = rng.integers(0, queues, int(queued.sum()))
+    # Some callees have failed for months, and nobody minds.
+    chronic = (rng.random(services) < rng.choice([0.0, 0.0, 0.05, 0.12])) & (level > 0)
+    base_error = np.where(rng.random(services) < 0.6, 0.0, np.exp(rng.normal(np.log(0.002), 1.3, services)))
+    base_error = np.where(chronic, rng.choice([1.0, 1.0, 0.4], services), base_error.clip(0.0, 0.05))
+    fallback = np.where(rng.random(edges) < 0.75, 0.0, rng.uniform(0.3, 1.0, edges))
+    fallback[chronic[target]] = 1.0
     on_gpu_job = (rng.random(workloads) < 0.7) if gpus else np.zeros(workloads, dtype=bool)
     # Time-outs are set by people who looked at the callee's usual latency, generously.
     latency = _typical_latency(level, source, target, calls, base_time)
@@ -118,9 +127,7 @@ def random_topology(rng: np.random.Generator, services: int, *, infrastructure: 
         spread=rng.uniform(0.25, 1.6, services),
         busy=rng.beta(2.0, 5.0, services).clip(0.02, 0.6),
         parallel=rng.random(services) < 0.25,
-        base_error=np.where(rng.random(services) < 0.6, 0.0, np.exp(rng.normal(np.log(0.002), 1.3, services))).clip(
-            0.0, 0.05
-        ),
+        base_error=base_error,
         entry_rate=entry_rate,
         source=source,
         target=target,
@@ -128,7 +135,7 @@ def random_topology(rng: np.random.Generator, services: int, *, infrastructure: 
         asynchronous=rng.random(edges) < 0.08,
         timeout=timeout,
         retries=rng.choice([0, 0, 0, 0, 0, 1, 1, 2], edges),
-        fallback=np.where(rng.random(edges) < 0.75, 0.0, rng.uniform(0.3, 1.0, edges)),
+        fallback=fallback,
         network=np.exp(rng.normal(np.log(0.0012), 0.8, edges)),
         host=host,
         gpu=gpu,
