@@ -1,0 +1,1 @@
+"""Sources: each reads one system and returns `exporters.model` types; it computes nothing."""
