@@ -242,20 +242,20 @@ def _causes(incident: Incident, analysis: Analysis, top: int) -> tuple[Cause, ..
                 mechanism=name,
                 mechanism_probability=_round(prediction.mechanism[node][kind]),
                 confidence=_round(confidence),
-                summary=_summary(incident, analysis, node, name),
+                summary=_summary(incident, analysis, node),
                 onset_offset_seconds=_onset_offset(analysis, node),
             )
         )
     return tuple(out)
 
 
-def _summary(incident: Incident, analysis: Analysis, node: int, mechanism_name: str) -> str:
+def _summary(incident: Incident, analysis: Analysis, node: int) -> str:
     """One line for a candidate: what it is, how it looks, and what it shares with the victim."""
     from rca.report import format as fmt
 
     graph = analysis.panel.graph
     deviation = _loudest(analysis.features, node)
-    parts = [mechanism_name]
+    parts = []
     who = _workload_words(incident, graph.nodes[node])
     if who:
         parts.append(who)
@@ -404,13 +404,14 @@ def _against(analysis: Analysis, node: int, depth: int, share: float, credible: 
     """The strongest observation against ``node``, or "" when there is none (then it is not ruled out)."""
     panel = analysis.panel
     graph = panel.graph
+    loudest = _loudest(analysis.features, node)
+    requests = loudest is not None and signal_of(loudest.metric) in (Signal.LATENCY, Signal.ERRORS)
+    carried = _carried_by(analysis, node) if requests else ""
     if node == panel.victim:
-        internal = _carried_by(analysis, node)
-        return f"its change comes from what it calls: {internal}" if internal else ""
+        return f"its change comes from what it calls: {carried}" if carried else ""
     if depth < 0:
         into = graph.undirected_distance(node)[panel.victim]
         return "nothing connects it with the victim" if into < 0 else "the victim does not depend on it"
-    carried = _carried_by(analysis, node)
     if carried:
         return f"its change comes from what it calls: {carried}"
     if np.isfinite(share) and share < 0.1:

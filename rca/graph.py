@@ -109,9 +109,10 @@ class CallGraph:
         return _hops(node, both[0], both[1], len(self.nodes))
 
     def has_cycle(self) -> bool:
-        """Whether some node depends on itself through others."""
+        """Whether some node calls itself through others."""
         graph: nx.DiGraph = nx.DiGraph()
-        graph.add_edges_from(zip(self.callers.tolist(), self.callees.tolist(), strict=True))
+        calls = self.relations == RELATIONS.index(Relation.CALLS)
+        graph.add_edges_from(zip(self.callers[calls].tolist(), self.callees[calls].tolist(), strict=True))
         return not nx.is_directed_acyclic_graph(graph)
 
 

@@ -231,7 +231,8 @@ _LATEST_MICROS: Final = int(datetime(2261, 1, 1, tzinfo=UTC).timestamp()) * 1_00
 
 
 def _empty(name: str) -> pa.Table:
-    return SCHEMAS[name].empty_table()
+    # Not `Schema.empty_table`: that imports pandas where it is installed, which takes longer than the analysis.
+    return pa.Table.from_batches([], schema=SCHEMAS[name])
 
 
 @dataclass(frozen=True, eq=False)

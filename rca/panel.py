@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rca.columns import flat, floats, integers, valid
 from rca.errors import InvalidInputError
 from rca.graph import CallGraph, Floats, Ints, build
 from rca.incident import Incident, Window
@@ -21,6 +22,8 @@ from rca.incident import Incident, Window
 MAX_STEPS = 720
 #: Grid points before the incident window that go with it: what was normal just before, when the baseline is old.
 LEAD = 3
+#: Rows from which the sampling step is estimated.
+SAMPLED_ROWS = 200_000
 #: Bounds the memory of one metric's grid on large graphs.
 MAX_CELLS = 20_000_000
 
@@ -64,15 +67,13 @@ def from_incident(incident: Incident, *, victim: str | None = None, metric: str 
     graph = build(incident)
     victim_index = graph.find(victim or header.victim.node)
     table = incident.metrics
-    times = table.column("timestamp").cast(pa.int64()).to_numpy() / 1e6
-    values = table.column("value").to_numpy(zero_copy_only=False)
+    times = integers(table.column("timestamp")) / 1e6
+    values = floats(table.column("value"))
     node = _codes(table.column("node"), graph.index)
-    metrics = pc.dictionary_encode(table.column("metric")).combine_chunks()
-    if isinstance(metrics, pa.ChunkedArray):
-        metrics = metrics.chunk(0) if metrics.num_chunks else pa.array([], pa.string()).dictionary_encode()
-    metric_codes = metrics.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    metrics = flat(pc.dictionary_encode(table.column("metric")))
+    metric_codes = integers(metrics.indices)
     metric_names = metrics.dictionary.to_pylist()
-    is_edge = table.column("peer").is_valid().to_numpy(zero_copy_only=False)
+    is_edge = valid(table.column("peer"))
     peer = _codes(table.column("peer"), graph.index)
     # Several relations may join the same two nodes; what the caller measures belongs to the call.
     pairs = {}
@@ -116,20 +117,19 @@ def from_incident(incident: Incident, *, victim: str | None = None, metric: str 
 
 def _codes(column: pa.ChunkedArray, index: Mapping[str, int]) -> Ints:
     """Map a string column to node positions, -1 for unknown or null."""
-    encoded = pc.dictionary_encode(column)
-    array = encoded.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        if array.num_chunks == 0:
-            return np.empty(0, dtype=np.int64)
-        array = array.chunk(0)
-    lookup = np.array([index.get(name, -1) for name in array.dictionary.to_pylist()] + [-1], dtype=np.int64)
-    codes = array.indices.fill_null(len(lookup) - 1).to_numpy(zero_copy_only=False)
-    mapped: Ints = lookup[codes]
+    encoded = flat(pc.dictionary_encode(column))
+    lookup = np.array([index.get(name, -1) for name in encoded.dictionary.to_pylist()] + [-1], dtype=np.int64)
+    mapped: Ints = lookup[integers(encoded.indices, missing=len(lookup) - 1)]
     return mapped
 
 
 def _step(times: Floats, node: Ints, peer: Ints, metric: Ints, window: Window) -> float:
     """The usual distance between two samples of one series, in seconds."""
+    if len(times) > SAMPLED_ROWS:
+        # Some series are enough to know the usual distance: keep those of every k-th node.
+        some = node % (len(times) // SAMPLED_ROWS + 1) == 0
+        if some.sum() > SAMPLED_ROWS // 20:
+            times, node, peer, metric = times[some], node[some], peer[some], metric[some]
     if len(times) < 2:
         return max(window.seconds, 1.0)
     order = np.lexsort((times, metric, peer, node))

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rca.columns import floats, integers, valid
 from rca.explanation import Explanation, Provenance, ProvenanceStep
 from rca.incident import Incident
 
@@ -110,35 +111,28 @@ def column_digest(column: pa.ChunkedArray | pa.Array) -> str:
 def _blocks(column: pa.ChunkedArray) -> Iterator[Any]:
     """Yield the validity, the lengths and the values, each over all chunks, as buffers."""
     kind = column.type
-    yield from _fixed(pc.is_valid(column).cast(pa.uint8()))
+    known = valid(column)
+    yield known.astype(np.uint8).data
     if pa.types.is_string(kind):
-        filled = column.fill_null("")
-        yield from _fixed(pc.binary_length(filled).cast(pa.int64()))
-        yield from _text(filled)
+        yield integers(pc.binary_length(column), missing=0).data
+        yield from _text(column.drop_null())
     elif pa.types.is_map(kind):
         entry = pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)])
         yield from _nested(column.cast(pa.list_(entry)))
     elif pa.types.is_list(kind):
         yield from _nested(column)
+    elif pa.types.is_floating(kind):
+        yield np.where(known, floats(column), 0.0).data
     else:
-        if pa.types.is_boolean(kind):
-            column = column.cast(pa.uint8())
-        elif pa.types.is_timestamp(kind):
-            column = column.cast(pa.int64())
-        yield from _fixed(column.fill_null(0))
+        yield integers(column, missing=0).data
 
 
 def _nested(lists: pa.ChunkedArray) -> Iterator[Any]:
-    yield from _fixed(pc.list_value_length(lists).fill_null(0).cast(pa.int64()))
+    yield integers(pc.list_value_length(lists), missing=0).data
     items = pc.list_flatten(lists)
     fields = range(items.type.num_fields) if pa.types.is_struct(items.type) else [None]
     for field in fields:
         yield column_digest(items if field is None else pc.struct_field(items, field)).encode()
-
-
-def _fixed(column: pa.ChunkedArray) -> Iterator[Any]:
-    for chunk in column.chunks:
-        yield np.ascontiguousarray(chunk.to_numpy(zero_copy_only=False)).data
 
 
 def _text(column: pa.ChunkedArray) -> Iterator[Any]:
