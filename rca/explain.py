@@ -28,6 +28,7 @@ from rca.explanation import (
     NextStep,
     NotChecked,
     Path,
+    PolicyJudgement,
     Provenance,
     RuledOut,
     Series,
@@ -142,6 +143,7 @@ def explain(incident: Incident, options: Options = Options()) -> Explanation:
             "victim": options.victim,
             "metric": options.metric,
         },
+        policy=_judge_policy(incident, analysis, causes, verdict),
     )
     return seal(explanation, incident)
 
@@ -595,6 +597,35 @@ def _command(incident: Incident, cause: Cause) -> str | None:
         namespace = incident.header.labels.get("namespace")
         return f"kubectl{f' -n {namespace}' if namespace else ''} delete pod {cause.node}"
     return None
+
+
+#: Without a policy file, what every scheduler with priorities promises.
+DEFAULT_POLICY = "strict priority (default): a less urgent workload must not slow a more urgent one"
+
+
+def _judge_policy(incident: Incident, analysis: Analysis, causes: Sequence[Cause], verdict: Verdict) -> PolicyJudgement:
+    """Whether the first cause is a less urgent workload that slowed a more urgent one beside it (R7, V1)."""
+    if verdict is not Verdict.EXPLAINED or not causes:
+        return PolicyJudgement(DEFAULT_POLICY, None, "not judged: no cause is established")
+    urgency: dict[str, tuple[int, str]] = {}
+    for row in incident.workloads.select(["workload", "service", "priority_rank", "priority_class"]).to_pylist():
+        if row["priority_rank"] is not None:
+            name = row["service"] or row["workload"]
+            label = row["priority_class"] or f"rank {row['priority_rank']}"
+            urgency[name] = min(urgency.get(name, (row["priority_rank"], label)), (row["priority_rank"], label))
+    if not urgency:
+        return PolicyJudgement(DEFAULT_POLICY, None, "not judged: the bundle holds no workloads with priorities")
+    first = causes[0].node
+    if first not in urgency:
+        return PolicyJudgement(DEFAULT_POLICY, False, f"{first} is not a workload with a priority")
+    hurt = [analysis.panel.graph.nodes[step.target] for step in analysis.path]
+    outranked = [name for name in hurt if name in urgency and urgency[name][0] < urgency[first][0]]
+    if outranked:
+        detail = f"{first} ({urgency[first][1]}) slowed {outranked[0]} ({urgency[outranked[0]][1]})"
+        return PolicyJudgement(DEFAULT_POLICY, True, detail)
+    return PolicyJudgement(
+        DEFAULT_POLICY, False, f"nothing more urgent than {first} ({urgency[first][1]}) is on the path"
+    )
 
 
 def _drawn(analysis: Analysis, causes: Sequence[int]) -> list[int]:

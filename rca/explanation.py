@@ -167,6 +167,14 @@ class Series(msgspec.Struct, frozen=True):
     values: tuple[float | None, ...]
 
 
+class PolicyJudgement(msgspec.Struct, frozen=True):
+    """Which policy the incident was judged by (R7), and whether it was violated; None when that cannot be told."""
+
+    policy: str
+    violated: bool | None
+    detail: str
+
+
 class Model(msgspec.Struct, frozen=True):
     """The model that judged."""
 
@@ -215,6 +223,7 @@ class Explanation(msgspec.Struct, frozen=True):
     schema_version: int = SCHEMA_VERSION
     #: The options that it was made with, so that it can be made again and its provenance checked.
     options: dict[str, str | int | float | None] = {}
+    policy: PolicyJudgement | None = None
 
 
 def to_json(explanation: Explanation) -> bytes:

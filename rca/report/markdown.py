@@ -60,6 +60,8 @@ def render_markdown(explanation: Explanation) -> str:
     lines = [f"# {escape(phrases.title(e))}", "", f"**{verdict}** · incident {code(e.incident_id)}"]
     if e.verdict_reasons:
         lines += ["", *(f"- {escape(reason)}" for reason in e.verdict_reasons)]
+    if policy := phrases.policy(e):
+        lines += ["", escape(phrases.capitalise(policy))]
     if e.labels:
         lines += ["", " ".join(code(f"{key}={value}") for key, value in sorted(e.labels.items()))]
     sections = (

@@ -96,6 +96,16 @@ def hop_reason(explanation: Explanation, hop: Hop) -> tuple[str, str, str]:
     return hop.target, verb, hop.source
 
 
+def policy(explanation: Explanation) -> str:
+    """One line on the policy that the incident was judged by, or "" when there was none."""
+    judged = explanation.policy
+    if judged is None:
+        return ""
+    answer = {True: "violated", False: "not violated", None: "not judged"}[judged.violated]
+    detail = fmt.printable(judged.detail.removeprefix("not judged: "))
+    return f"policy {answer}: {detail}; judged by {fmt.printable(judged.policy)}"
+
+
 def provenance(explanation: Explanation) -> str:
     """One line on how the answer can be traced: model and chain."""
     model = explanation.model

@@ -86,6 +86,8 @@ def _head(e: Explanation) -> RenderResult:
     yield Text(phrases.capitalise(phrases.verdict(e)), style=_CAUSE)
     for reason in e.verdict_reasons:
         yield Padding(Text(fmt.printable(reason)), (0, 0, 0, 2))
+    if policy := phrases.policy(e):
+        yield Text(phrases.capitalise(policy), style=_MUTED)
     if e.labels:
         labels = "  ".join(f"{fmt.printable(key)}={fmt.printable(value)}" for key, value in sorted(e.labels.items()))
         yield Text(labels, style=_MUTED)
