@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,16 +17,15 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from exporters.documents import Document, read_documents
 from exporters.model import LAST_LEVEL, QosClass, Ranking, Workload
 from rca.errors import InvalidInputError, NotFoundError
 
 if TYPE_CHECKING:
-    import yaml
     from jsonschema.exceptions import ValidationError
 
 #: A policy is written by hand; anything larger is a mistake or an attack.
 MAX_FILE_BYTES: Final = 1024 * 1024
-MAX_YAML_NODES: Final = 50_000
 
 #: Wait SLOs by rank when no policy file is given; the last level has none.
 DEFAULT_WAIT_SLO: Final[Mapping[int, float]] = {0: 60.0, 1: 300.0, 2: 1800.0}
@@ -241,7 +239,7 @@ def load_policy(path: Path | str) -> Policy:
 
 def parse_policy(data: bytes | str, where: str = "policy") -> Policy:
     """Parse the content of a policy file; ``where`` names it in errors. Raises as `load_policy`."""
-    documents = [document for document in _documents(data, where) if document.data is not None]
+    documents = [document for document in read_documents(data, where) if document.data is not None]
     if not documents:
         raise InvalidInputError(f"{where} holds no document", cure="start from one of the shipped profiles")
     for document in documents:
@@ -264,84 +262,7 @@ def parse_policy(data: bytes | str, where: str = "policy") -> Policy:
     return _policy(policies[0], classes, where)
 
 
-@dataclass(frozen=True, slots=True)
-class _Document:
-    data: Any
-    lines: Mapping[tuple[str | int, ...], int]
-
-    def line(self, *path: str | int) -> int:
-        """Line of the value or key at ``path``, or of the closest one around it."""
-        while path and path not in self.lines:
-            path = path[:-1]
-        return self.lines[path]
-
-
-def _documents(data: bytes | str, where: str) -> list[_Document]:
-    import yaml
-
-    try:
-        loader = yaml.SafeLoader(data)
-        try:
-            found = []
-            while loader.check_node():
-                lines: dict[tuple[str | int, ...], int] = {}
-                budget = [MAX_YAML_NODES]
-                found.append(_Document(_construct(loader, loader.get_node(), (), lines, budget, where), lines))
-            return found
-        finally:
-            loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise InvalidInputError(f"{where}{line}: not valid YAML: {error.problem}", cure="fix the line") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidInputError(f"{where} is not valid YAML: {reason}", cure="save it as UTF-8 text") from None
-    except RecursionError:
-        raise InvalidInputError(f"{where} is nested too deeply", cure="is it a policy file?") from None
-
-
-def _construct(
-    loader: yaml.SafeLoader,
-    node: Any,
-    path: tuple[str | int, ...],
-    lines: dict[tuple[str | int, ...], int],
-    budget: list[int],
-    where: str,
-) -> Any:
-    import yaml
-
-    line = node.start_mark.line + 1
-    lines.setdefault(path, line)
-    # Aliases make a small file expand without end, so nodes are counted as they are visited.
-    budget[0] -= 1
-    if budget[0] < 0 or len(path) > 50:
-        raise InvalidInputError(f"{where}:{line}: the document is too large", cure="is it a policy file?")
-    if isinstance(node, yaml.MappingNode):
-        loader.flatten_mapping(node)
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            key = loader.construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
-            place = key_node.start_mark.line + 1
-            if not isinstance(key, str):
-                raise InvalidInputError(f"{where}:{place}: a key is not text", cure="put it in quotes")
-            if key in result:
-                raise InvalidInputError(f"{where}:{place}: {key!r} is given twice", cure="remove one")
-            lines[(*path, key)] = place
-            result[key] = _construct(loader, value_node, (*path, key), lines, budget, where)
-        return result
-    if isinstance(node, yaml.SequenceNode):
-        return [_construct(loader, item, (*path, index), lines, budget, where) for index, item in enumerate(node.value)]
-    try:
-        value = loader.construct_object(node)
-    except ValueError as error:
-        raise InvalidInputError(f"{where}:{line}: {node.value!r}: {error}", cure="put it in quotes") from None
-    if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInputError(f"{where}:{line}: {node.value} is not a finite number", cure="leave the field out")
-    return value
-
-
-def _validate(document: _Document, where: str) -> None:
+def _validate(document: Document, where: str) -> None:
     from jsonschema import Draft202012Validator
 
     data = document.data
@@ -357,7 +278,7 @@ def _validate(document: _Document, where: str) -> None:
         raise InvalidInputError(f"{where}:{line}: {text}{more}", cure="docs/policy.md describes every field")
 
 
-def _explain(error: ValidationError, document: _Document) -> tuple[int, str]:
+def _explain(error: ValidationError, document: Document) -> tuple[int, str]:
     """Return the line and a short text for one schema error."""
     path = tuple(error.absolute_path)
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".") or "document"
@@ -394,7 +315,7 @@ def _task_class(data: Mapping[str, Any]) -> TaskClass:
     )
 
 
-def _policy(document: _Document, classes: Mapping[str, TaskClass], where: str) -> Policy:
+def _policy(document: Document, classes: Mapping[str, TaskClass], where: str) -> Policy:
     spec = document.data["spec"]
     rules = []
     names: set[str] = set()
@@ -422,7 +343,7 @@ def _policy(document: _Document, classes: Mapping[str, TaskClass], where: str) -
     )
 
 
-def _rule(data: Mapping[str, Any], document: _Document, index: int, where: str) -> Rule:
+def _rule(data: Mapping[str, Any], document: Document, index: int, where: str) -> Rule:
     guarantee = data.get("resourceGuarantee")
     preemption = data.get("preemption", {})
     objectives = []
@@ -461,7 +382,7 @@ def _rule(data: Mapping[str, Any], document: _Document, index: int, where: str) 
     )
 
 
-def _levels(levels: list[Mapping[str, Any]], document: _Document, where: str) -> tuple[Mapping[int, float], Ranking]:
+def _levels(levels: list[Mapping[str, Any]], document: Document, where: str) -> tuple[Mapping[int, float], Ranking]:
     """Return the wait SLO by rank and the ranking; without levels, the defaults."""
     if not levels:
         default = default_policy()
