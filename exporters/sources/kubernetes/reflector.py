@@ -463,10 +463,10 @@ def _unreachable(error: Exception) -> Problem:
     match error:
         case NameResolutionError():
             text = "its name does not resolve"
+        case NewConnectionError():  # before ConnectTimeoutError, of which it is a kind in some releases
+            text = getattr(error.__cause__, "strerror", None) or "no connection could be made"
         case ConnectTimeoutError():
             text = "the connection timed out"
-        case NewConnectionError():
-            text = "the connection was refused"
         case ReadTimeoutError():
             text = "it did not answer in time"
         case SSLError():

@@ -210,6 +210,7 @@ class PodStore(Store[PodRecord]):
             ungated = self._clock() if old.gated else old.ungated
             if ungated is not None:
                 record = msgspec.structs.replace(record, ungated=ungated)
+        self._departed.pop(key, None)
         super()._put(key, record)
 
     def _drop(self, key: str, last: PodRecord | None) -> None:

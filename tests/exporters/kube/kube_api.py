@@ -7,8 +7,8 @@
 * Label and field selectors, in watches too: an object that stops to match is ``DELETED``, with its old content.
 * Discovery of groups and custom resources, which can be installed and removed at run time.
 
-Faults on demand: refuse a resource, answer the next requests with an error, stall or cut connections (in the middle of a
-line too), send garbage, forget history, go away and come back on the same port.
+Faults on demand: refuse a resource, answer the next requests with an error, stall or cut connections, send garbage,
+forget history, go away and come back on the same port.
 """
 
 from __future__ import annotations
@@ -353,6 +353,7 @@ class FakeKubernetes:
         cuts: int,
     ) -> Iterator[bytes]:
         yield from first
+        dead = False
         marked = time.monotonic()
         deadline = marked + float(query.get("timeoutSeconds", 1800))
         while time.monotonic() < deadline:
@@ -365,7 +366,9 @@ class FakeKubernetes:
                 seen = self.version
                 if not lines:
                     self.changed.wait(min(self.bookmark_seconds, max(0.001, deadline - time.monotonic())))
-            if self.faults.silent:
+            # A connection that died stays dead: what it swallowed must not be followed by a bookmark.
+            dead = dead or self.faults.silent
+            if dead:
                 continue
             garbage = self.faults.garbage.pop(resource.plural, None)
             if garbage is not None:
