@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from exporters.collectors.cluster import ClusterCollector
-from exporters.collectors.devices import device_families
+from exporters.collectors.devices import DeviceCollector, device_families
 from exporters.families import Family, to_client
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as ClientMetric
+
+    from exporters.collectors.cluster import ClusterCollector
+
+
+def __getattr__(name: str) -> object:
+    # numpy and the detectors are not for the exporter on every GPU node.
+    if name == "ClusterCollector":
+        from exporters.collectors.cluster import ClusterCollector
+
+        return ClusterCollector
+    raise AttributeError(name)
 
 
 class ClientCollector:
@@ -32,4 +42,4 @@ class ClientCollector:
         return []
 
 
-__all__ = ["ClientCollector", "ClusterCollector", "device_families"]
+__all__ = ["ClientCollector", "ClusterCollector", "DeviceCollector", "device_families"]

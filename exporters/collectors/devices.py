@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from exporters.collectors._families import FamilyBuilder
-from exporters.families import Family, Labels
-from exporters.measures.fragmentation import Contiguity, allocator_contiguity, mig_contiguity
-from exporters.model import WHOLE_GPU, Device
+from exporters.exposition import TextCache
+from exporters.families import Family, Labels, family
+from exporters.measures.contiguity import Contiguity, allocator_contiguity, mig_contiguity
+from exporters.model import WHOLE_GPU, Device, Snapshot
 
 #: Gauges and counters that are one field of the device; a field that is not known gives no sample.
 _FIELDS: Final[Mapping[str, Callable[[Device], float | None]]] = {
@@ -47,6 +48,33 @@ def device_families(
     _memory(builder, keyed)
     _mig(builder, keyed)
     return builder.families, builder.dropped
+
+
+class DeviceCollector:
+    """Turns the successive snapshots of a GPU node into families; see `exporters.collectors.ClusterCollector`.
+
+    Args:
+        caps: Most label sets by family, where it should differ from the catalogue.
+    """
+
+    def __init__(self, caps: Mapping[str, int] | None = None) -> None:
+        self._caps = caps
+        self._families: tuple[Family, ...] = ()
+        self._dropped: Counter[str] = Counter()
+        self._texts = TextCache()
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Take in a snapshot, of which only the devices count."""
+        families, dropped = device_families(snapshot.devices, self._caps)
+        self._dropped.update(dropped)
+        lost: dict[Labels, float] = {(name,): float(count) for name, count in self._dropped.items()}
+        if lost:
+            families.append(family("prioscope_series_overflow_total", lost))
+        self._families = self._texts.prepare(families)
+
+    def families(self) -> tuple[Family, ...]:
+        """Return the families of the last update; empty before the first."""
+        return self._families
 
 
 def _labels(device: Device) -> Labels:

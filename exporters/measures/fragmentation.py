@@ -1,4 +1,4 @@
-"""GPU fragmentation: of one device's memory or slices (M1) and of a cluster's free GPUs (M2).
+"""GPU fragmentation of a cluster's free GPUs (M2); for one device's memory see `exporters.measures.contiguity`.
 
 M2 is the fragmentation measure of Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with
 Fragmentation Gradient Descent" (USENIX ATC 2023): with p_m the share of task class m in the observed demand,
@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from exporters.model import WHOLE_GPU, AllocatorState, Demand, Device, Node, NodeState, Unread, Workload
+from exporters.model import WHOLE_GPU, Demand, Node, NodeState, Unread, Workload
 from exporters.placement import ClusterView
 
 #: Distinct demands kept in the distribution; the rarest past it are left out and the shares rescaled.
@@ -27,60 +27,6 @@ MAX_TASK_CLASSES: Final = 200
 SIZES: Final = (1, 2, 4, 8)
 
 Amounts = np.ndarray[Any, np.dtype[np.float64]]
-
-
-@dataclass(frozen=True, slots=True)
-class Contiguity:
-    """How scattered free space is. All in the same unit (bytes, slices); ``free`` is more than 0.
-
-    ``index`` is the published definition, 1 - largest / total, which nears 1 on any full device; ``ratio`` is external
-    fragmentation, 1 - largest / free, 0 when all that is free lies together.
-    """
-
-    largest: float
-    free: float
-    total: float
-
-    @property
-    def index(self) -> float:
-        """1 - largest free block / total."""
-        return 1.0 - self.largest / self.total
-
-    @property
-    def ratio(self) -> float:
-        """1 - largest free block / free."""
-        return 1.0 - self.largest / self.free
-
-
-def allocator_contiguity(states: Sequence[AllocatorState]) -> Contiguity | None:
-    """Return the contiguity of the caching allocators on one device, taken together; None when nothing is free."""
-    free = sum(state.free_bytes for state in states)
-    total = sum(state.reserved_bytes for state in states)
-    if free <= 0 or total <= 0:
-        return None
-    largest = max(state.largest_free_bytes for state in states)
-    return Contiguity(float(min(largest, free)), float(free), float(max(total, free)))
-
-
-def mig_contiguity(device: Device) -> Contiguity | None:
-    """Return the contiguity of a MIG device's memory slices; None when none is free or a placement is not known."""
-    total = device.mig_slices
-    if not device.mig_enabled or not total:
-        return None
-    taken = [False] * total
-    for instance in device.mig_instances:
-        if instance.start is None or instance.size is None:
-            return None
-        for at in range(instance.start, min(total, instance.start + instance.size)):
-            taken[at] = True
-    runs = [0]
-    for used in taken:
-        if used:
-            runs.append(0)
-        else:
-            runs[-1] += 1
-    free = taken.count(False)
-    return Contiguity(float(max(runs)), float(free), float(total)) if free else None
 
 
 @dataclass(frozen=True, slots=True)

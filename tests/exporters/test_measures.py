@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters.measures import queues
+from exporters.measures.contiguity import allocator_contiguity, mig_contiguity
 from exporters.measures.entropy import Band, band_of, priority_entropy
 from exporters.measures.fragmentation import (
     TaskShare,
-    allocator_contiguity,
     cluster_fragmentation,
     demand_distribution,
-    mig_contiguity,
     unusable_by,
 )
 from exporters.measures.quality import QualityWindow
