@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "explain": "cli.explain:explain",
     "demo": "cli.demo:demo",
     "incident": "cli.incident:app",
+    "exporter": "cli.exporter:app",
     "verify": "cli.verify:verify",
     "train": "cli.train:train",
 }
