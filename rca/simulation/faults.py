@@ -29,6 +29,10 @@ class Mechanism(StrEnum):
 MECHANISMS: tuple[Mechanism, ...] = tuple(Mechanism)
 
 
+#: Faults whose cause is a shared resource or a workload on it.
+INFRASTRUCTURE = frozenset({Mechanism.GPU_CONTENTION, Mechanism.GPU_FRAGMENTATION, Mechanism.QUEUE_IMBALANCE})
+
+
 @dataclass(frozen=True)
 class Fault:
     """One injected fault.

@@ -185,7 +185,7 @@ def draw_coverage(rng: np.random.Generator, topology: Topology) -> telemetry.Cov
     metrics = [name for name in (*latency, *more) if name not in dropped]
     if not any(name in LATENCY_METRICS for name in metrics):
         metrics.append(str(rng.choice(LATENCY_METRICS)))
-    hidden = rng.random(topology.size) < rng.choice([0.0, 0.0, 0.0, 0.05, 0.15])
+    hidden = rng.random(topology.size) < rng.choice([0.0, 0.0, 0.0, 0.0, 0.05, 0.1])
     return telemetry.Coverage(
         metrics=tuple(sorted(metrics)),
         edge_metrics=tuple(sorted(name for name in edges if rng.random() > 0.12)),
@@ -249,6 +249,9 @@ def _try_incident(
         if mechanism is not None and mechanism not in kinds:
             return None
         kind = mechanism if mechanism is not None else Mechanism(str(rng.choice([k.value for k in kinds])))
+        if kind in faults.INFRASTRUCTURE and not coverage.infrastructure and rng.random() < 0.75:
+            # Whoever runs shared GPUs and queues mostly monitors them.
+            coverage = replace(coverage, infrastructure=True)
         strength = float(rng.choice([0.5, 1.0, 1.0, 3.0]))
         chosen.append(
             faults.draw(rng, topology, kind, faults.profile(rng, steps, onset), usual_latency, strength=strength)
