@@ -31,6 +31,9 @@ from urllib.parse import parse_qs, urlsplit
 
 Object = dict[str, Any]
 
+#: What Go takes for true; older clients send Python's spelling.
+TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+
 
 @dataclass(frozen=True)
 class Resource:
@@ -117,7 +120,7 @@ class FakeKubernetes:
         self.history: deque[Change] = deque()
         self.version = 100
         self.compacted = 100
-        self.snapshots: dict[int, list[Object]] = {}
+        self.snapshots: dict[tuple[str, int], list[Object]] = {}
         self.faults = Faults()
         self.bookmark_seconds = bookmark_seconds
         self.requests: list[tuple[str, dict[str, str]]] = []
@@ -297,12 +300,12 @@ class FakeKubernetes:
         with self.changed:
             if "continue" in query:
                 version, start = json.loads(base64.urlsafe_b64decode(query["continue"]))
-                if version not in self.snapshots:
+                if (resource.plural, version) not in self.snapshots:
                     message = "The provided continue parameter is too old to display a consistent list result."
                     token = _token(self.version, start)
-                    self.snapshots[self.version] = self._sorted(resource)
+                    self.snapshots[resource.plural, self.version] = self._sorted(resource)
                     raise ApiError(410, "Expired", message, token)
-                items = self.snapshots[version]
+                items = self.snapshots[resource.plural, version]
             else:
                 version, start, items = self.version, ["", ""], self._sorted(resource)
             rest = [item for item in items if _key(item) > start]
@@ -313,7 +316,7 @@ class FakeKubernetes:
                 # A page is full: a token is given only if something is left.
                 if limit and len(found) == limit and position + 1 < len(rest):
                     token = _token(version, _key(item))
-                    self.snapshots[version] = items
+                    self.snapshots[resource.plural, version] = items
                     break
             metadata: Object = {"resourceVersion": str(version)}
             if token:
@@ -374,7 +377,7 @@ class FakeKubernetes:
             if garbage is not None:
                 yield garbage
             yield from lines
-            if query.get("allowWatchBookmarks") == "true" and time.monotonic() - marked >= self.bookmark_seconds:
+            if query.get("allowWatchBookmarks") in TRUE and time.monotonic() - marked >= self.bookmark_seconds:
                 marked = time.monotonic()
                 body = {"kind": resource.kind, "apiVersion": resource.api_version}
                 yield _line("BOOKMARK", {**body, "metadata": {"resourceVersion": str(seen), "creationTimestamp": None}})
@@ -527,7 +530,7 @@ def _handler(api: FakeKubernetes) -> type[BaseHTTPRequestHandler]:
                 status, retry_after = api.faults.statuses[plural].popleft()
                 error = ApiError(status, "Fault", f"injected {status}")
                 return self._send(status, error.body, retry_after)
-            if query.get("watch") not in ("true", "1"):
+            if query.get("watch") not in TRUE:
                 return self._send(200, api.list(resource, namespace, query))
             return self._stream(api.watch(resource, namespace, query))
 
