@@ -82,11 +82,17 @@ def mig_profile(name: str, slices: int = 0, memory_mb: int = 0) -> str:
 
 
 class Reader:
-    """Reads GPUs through pynvml. ``stage`` is told the step and the call before each call."""
+    """Reads GPUs through pynvml.
 
-    def __init__(self, nvml: Any, stage: Callable[[str, str], None]) -> None:
+    ``stage`` is told the step and the call before each call; ``answer`` gets the UUID of a GPU as soon as it is known,
+    so that the GPU has its name should a later call hang.
+    """
+
+    def __init__(self, nvml: Any, stage: Callable[[str, str], None], answer: Callable[[dict[str, Any]], None]) -> None:
         self._nvml = nvml
         self._stage = stage
+        self._answer = answer
+        self._named: dict[int, str] = {}
         self._step = ""
         self._watched: dict[int, int] = {}
         self._event_set: Any = None
@@ -141,6 +147,9 @@ class Reader:
     def _read_gpu(self, index: int, out: dict[str, Any]) -> None:
         handle = self.call("nvmlDeviceGetHandleByIndex", index)
         out["uuid"] = self._text(self.call("nvmlDeviceGetUUID", handle))
+        if self._named.get(index) != out["uuid"]:
+            self._named[index] = out["uuid"]
+            self._answer({"type": "name", "index": index, "uuid": out["uuid"]})
         before = len(out)
         self._field(out, "name", self._text, "nvmlDeviceGetName", handle)
         self._field(out, "minor", int, "nvmlDeviceGetMinorNumber", handle)
@@ -381,7 +390,7 @@ def serve(requests: Any, answer: Callable[[dict[str, Any]], None], stage: Callab
     """Answer requests until there are no more, or the driver is gone."""
     stage("init", "import pynvml")
     try:
-        reader = Reader(importlib.import_module("pynvml"), stage)
+        reader = Reader(importlib.import_module("pynvml"), stage, answer)
     except ImportError:
         answer({"type": "gone", "why": "the Python package nvidia-ml-py is not installed"})
         return

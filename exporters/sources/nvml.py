@@ -121,6 +121,11 @@ class _Init(msgspec.Struct, frozen=True, tag="init"):
     count: int
 
 
+class _Name(msgspec.Struct, frozen=True, tag="name"):
+    index: int
+    uuid: str
+
+
 class _Gone(msgspec.Struct, frozen=True, tag="gone"):
     why: str
 
@@ -144,7 +149,7 @@ class _Done(msgspec.Struct, frozen=True, tag="done"):
     pass
 
 
-_Answer = _Init | _Gone | GpuReading | _Events | _Processes | _Done
+_Answer = _Init | _Gone | _Name | GpuReading | _Events | _Processes | _Done
 _decode: Final[Callable[[bytes], _Answer]] = msgspec.json.Decoder(_Answer).decode
 
 
@@ -316,6 +321,7 @@ class _Sweep:
 
     read: dict[int, GpuReading] = field(default_factory=dict)
     wedged: dict[int, str] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
     xids: list[_Xid] = field(default_factory=list)
     owners: dict[int, Owner] | None = None
     unread: list[Unread] = field(default_factory=list)
@@ -512,6 +518,8 @@ class NvmlSource:
                 raise _HungError("poll", "the driver answers too slowly for one poll")
             answer = worker.receive(self._timing.step)
             match answer:
+                case _Name():
+                    found.names[answer.index] = answer.uuid
                 case GpuReading():
                     found.read[answer.index] = answer
                     if answer.down:
@@ -571,7 +579,7 @@ class NvmlSource:
             else:
                 fresh[uuid] = _device(reading, self.node, _Held(pods, allocatable), sweep.owners)
         for index, why in sweep.wedged.items():
-            uuid = self._by_index.get(index) or f"{self.node}:{index}"
+            uuid = sweep.names.get(index) or self._by_index.get(index) or f"{self.node}:{index}"
             by_index[index] = uuid
             down[uuid] = why
             self._known.setdefault(uuid, _Known(Device(uuid, self.node, index), now))
@@ -579,8 +587,10 @@ class NvmlSource:
         for uuid, device in fresh.items():
             known = self._known.setdefault(uuid, _Known(device, now))
             known.device, known.seen = device, now
+        for index, uuid in by_index.items():
             # What stood for this GPU while its UUID could not be read.
-            self._known.pop(f"{self.node}:{device.index}", None)
+            if uuid != f"{self.node}:{index}":
+                self._known.pop(f"{self.node}:{index}", None)
         events = self._count_xids(sweep.xids, now)
         devices = []
         for uuid, known in list(self._known.items()):

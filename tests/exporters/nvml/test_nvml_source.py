@@ -254,6 +254,12 @@ def test_a_hung_call_costs_one_gpu_and_a_bounded_time(gpus: Any, open_source: Op
     assert took < TIMING.step + 5
 
 
+def test_a_gpu_that_hangs_in_its_first_reading_has_its_uuid(gpus: Any, open_source: Open) -> None:
+    gpus.set(2, "gpu1 hang:nvmlDeviceGetPowerUsage 1")
+
+    assert devices_of(open_source())[1].id == gpus.uuid(1)
+
+
 def test_a_wedged_gpu_is_left_alone_so_that_nothing_piles_up(gpus: Any, open_source: Open) -> None:
     source = open_source()
     source.poll()
