@@ -332,7 +332,7 @@ class FakeKubernetes:
         return sorted(self.objects[resource.plural].values(), key=_key)
 
     def watch(self, resource: Resource, namespace: str, query: dict[str, str]) -> Iterator[bytes]:
-        """Return the lines of a watch; an empty one means that nothing happened for a while."""
+        """Return the lines of a watch, any number at a time."""
         match = selector(resource, namespace, query)
         asked = query.get("resourceVersion", "")
         with self.changed:
@@ -376,7 +376,7 @@ class FakeKubernetes:
             garbage = self.faults.garbage.pop(resource.plural, None)
             if garbage is not None:
                 yield garbage
-            yield from lines
+            yield b"".join(lines)
             if query.get("allowWatchBookmarks") in TRUE and time.monotonic() - marked >= self.bookmark_seconds:
                 marked = time.monotonic()
                 body = {"kind": resource.kind, "apiVersion": resource.api_version}
@@ -554,7 +554,7 @@ def _handler(api: FakeKubernetes) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(b"0\r\n\r\n")
 
         def _chunk(self, data: bytes) -> None:
-            # An event may arrive in pieces: the reader must not take a chunk for a line.
+            # Events arrive in pieces and several at once: the reader must not take a chunk for a line.
             middle = len(data) // 2
             for part in (data[:middle], data[middle:]):
                 if part:

@@ -84,6 +84,18 @@ def test_a_watch_goes_on_from_the_last_bookmark(api: FakeKubernetes, watch: Watc
     assert api.lists("pods") == 1, "the bookmark saved a list"
 
 
+def test_events_arrive_in_pieces_and_several_at_once(api: FakeKubernetes, watch: Watch) -> None:
+    source = watch()
+    settle(source, api)
+    for batch in range(5):
+        with api.changed:  # one answer with three events, cut in the middle of the second
+            for number in range(3):
+                api.create("pods", pod(f"p{batch}-{number}"))
+        settle(source, api)
+    assert len(live(source.poll())) == 15
+    assert source.reflectors["pods"].failures == 0
+
+
 @pytest.mark.parametrize("as_status", [False, True])
 def test_lost_history_means_a_new_list(api: FakeKubernetes, watch: Watch, as_status: bool) -> None:
     api.faults.gone_as_status = as_status
@@ -229,7 +241,17 @@ def test_one_resource_that_is_forbidden_does_not_hold_up_the_others(api: FakeKub
     assert len(source.poll().nodes) == 1
 
 
-def test_without_nodes_pods_still_count_on_nothing(api: FakeKubernetes, watch: Watch) -> None:
+def test_a_right_that_is_taken_away_counts_at_once(api: FakeKubernetes, watch: Watch) -> None:
+    api.create("nodes", node())
+    source = watch()
+    settle(source, api)
+    api.faults.forbidden.add("nodes")
+    api.cut()
+    eventually(lambda: source.poll().lacks("nodes"))
+    assert source.poll().nodes == ()
+
+
+def test_without_pods_the_use_of_nodes_is_not_known(api: FakeKubernetes, watch: Watch) -> None:
     api.faults.forbidden.add("pods")
     api.create("nodes", node())
     source = watch()
