@@ -134,12 +134,12 @@ def test_server_errors_are_retried(api: FakeKubernetes, watch: Watch, kind: str,
 
 
 def test_retry_after_is_kept(api: FakeKubernetes, watch: Watch) -> None:
-    api.fail_next("pods", 429, retry_after="1")
+    api.fail_next("pods", 429, retry_after="60")
     timing = dataclasses.replace(QUICK, max_backoff=0.5)
     source = watch(timing=timing)
     began = time.monotonic()
     eventually(source.reflectors["pods"].synced.is_set)
-    assert 0.45 < time.monotonic() - began < 2.0, "one second was asked for, half of one is the most"
+    assert 0.45 < time.monotonic() - began < 10.0, "a minute was asked for, half a second is the most"
 
 
 def test_delays_grow_and_vary(api: FakeKubernetes, watch: Watch) -> None:
@@ -312,13 +312,23 @@ def test_a_server_of_another_kind_is_no_empty_cluster(api: FakeKubernetes, watch
 
 def test_a_short_break_keeps_what_was_known_and_a_long_one_does_not(api: FakeKubernetes, watch: Watch) -> None:
     api.create("pods", pod("a"))
-    source = watch(max_age_seconds=0.5)
+    source = watch()
     settle(source, api)
     api.stop()
     eventually(lambda: source.reflectors["pods"].problem)
     assert set(live(source.poll())) == {"a"}
-    with pytest.raises(SourceUnreachableError):
-        eventually(lambda: not source.poll().workloads, 3.0)
+    source._max_age = 0.2
+
+    def given_up() -> bool:
+        try:
+            snapshot = source.poll()
+        except SourceUnreachableError:
+            return True
+        # Until all have noticed: what is missing is said to be, and never an empty cluster.
+        assert snapshot.lacks("workloads") or live(snapshot)
+        return False
+
+    eventually(given_up)
 
 
 def test_the_first_poll_does_not_wait(api: FakeKubernetes, watch: Watch) -> None:
