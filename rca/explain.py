@@ -45,6 +45,8 @@ from rca.signals import Signal, describe, signal_of
 
 #: |z| from which a deviation is worth telling.
 NOTABLE = 3.0
+#: Probability from which a candidate beyond the first is listed.
+CREDIBLE = 0.005
 #: How much of a large graph goes into the drawing and the JSON.
 MAX_DRAWN = 200
 MAX_POINTS = 240
@@ -88,9 +90,9 @@ def analyse(panel: Panel, model: infer.Model, top: int = 5) -> Analysis:
     order = sorted(range(len(names)), key=lambda i: (-round(float(prediction.cause[i]), 9), names[i]))
     ranking = tuple(order)
     path = most_probable_path(panel.graph, prediction.crossed, ranking[0], panel.victim)
-    attribution = mechanism.attribute(
-        panel, features, prediction.cause, ranking[: min(top, mechanism.CANDIDATES)], model.card.intervals
-    )
+    candidates = ranking[: min(top, mechanism.CANDIDATES)]
+    credible = [node for k, node in enumerate(candidates) if k == 0 or prediction.cause[node] >= CREDIBLE]
+    attribution = mechanism.attribute(panel, features, prediction.cause, credible, model.card.intervals)
     return Analysis(panel, features, prediction, ranking, path, attribution, model)
 
 
@@ -232,7 +234,7 @@ def _causes(incident: Incident, analysis: Analysis, top: int) -> tuple[Cause, ..
     for position, node in enumerate(analysis.ranking[:top]):
         confidence = float(prediction.cause[node])
         # Beyond the first, a candidate with no probability to speak of is only noise on the page.
-        if position and confidence < 0.005:
+        if position and confidence < CREDIBLE:
             break
         kind = int(np.argmax(prediction.mechanism[node]))
         name = analysis.model.card.mechanisms[kind]
@@ -278,7 +280,8 @@ def _summary(incident: Incident, analysis: Analysis, node: int) -> str:
 
 
 def _workload_words(incident: Incident, name: str) -> str:
-    for row in incident.workloads.to_pylist():
+    columns = ["workload", "service", "state", "priority_class", "gpus"]
+    for row in incident.workloads.select(columns).to_pylist():
         if name in (row["workload"], row["service"]):
             words = [row["state"], "workload"]
             if row["priority_class"]:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rca.graph import NODE_KINDS, RELATIONS, CallGraph, Floats, Ints
+from rca.graph import NODE_KINDS, RELATIONS, CallGraph, Floats, Ints, hops
 from rca.incident import Relation
 from rca.panel import LEAD, Panel
 from rca.signals import Signal, signal_of
@@ -27,6 +27,8 @@ Floats32 = npt.NDArray[np.float32]
 #: Least standard deviation by unit: below it, a change cannot be told from rounding.
 _FLOOR = {Signal.ERRORS: 0.003, Signal.LATENCY: 2e-4, Signal.CPU: 0.01, Signal.MEMORY: 0.005, Signal.GPU: 0.01}
 _RELATIVE_FLOOR = 0.02
+#: Share of the remaining samples that must be outside for a value to have left its baseline for good.
+STAYS_OUTSIDE = 0.6
 _CENTRES = (
     "latency_mean_seconds",
     "latency_p90_seconds",
@@ -172,8 +174,13 @@ def _onsets(z: Floats, sign: Floats) -> Floats:
     if z.shape[1] == 0:
         return np.full(len(z), np.nan)
     outside = np.nan_to_num(z * sign[:, None], nan=0.0) > 3.0
-    any_outside = outside.any(axis=1)
-    return np.where(any_outside, outside.argmax(axis=1), np.nan)
+    seen = np.isfinite(z)
+    # From the right: how many of the samples from here on are outside.
+    rest = np.cumsum(outside[:, ::-1], axis=1)[:, ::-1]
+    left = np.maximum(np.cumsum(seen[:, ::-1], axis=1)[:, ::-1], 1)
+    for_good = outside & (rest > STAYS_OUTSIDE * left)
+    first = np.where(for_good.any(axis=1), for_good.argmax(axis=1), outside.argmax(axis=1))
+    return np.where(outside.any(axis=1), first, np.nan)
 
 
 def symptom_onset(panel: Panel) -> int:
@@ -189,21 +196,20 @@ def symptom_onset(panel: Panel) -> int:
     if panel.onset is not None:
         return int(np.clip(LEAD + round(panel.onset / panel.step), 0, max(steps - 1, 0)))
     base = panel.baseline.get(panel.metric, np.full((len(window), 0), np.nan))[panel.victim][None, :]
-    median, sigma, _, spread = _sorted_stats(base)
-    scale = max(
-        float(np.nan_to_num(sigma[0])),
-        0.3 * float(np.nan_to_num(spread[0])),
-        _RELATIVE_FLOOR * abs(float(np.nan_to_num(median[0]))),
-        _FLOOR.get(signal_of(panel.metric), 1e-9),
-    )
-    centre = (
-        float(median[0])
-        if np.isfinite(median[0])
-        else float(np.nanmedian(values))
-        if np.isfinite(values).any()
-        else 0.0
-    )
-    y = np.clip((values - centre) / scale, -8.0, 8.0)
+    median, sigma, count, spread = _sorted_stats(base)
+    floor = _FLOOR.get(signal_of(panel.metric), 1e-9)
+    if count[0] >= 3:
+        centre = float(median[0])
+        scale = max(float(sigma[0]), 0.3 * float(spread[0]), _RELATIVE_FLOOR * abs(centre), floor)
+    else:
+        # No history: take the level from the first samples, and the noise from how much neighbours differ.
+        known = values[np.isfinite(values)]
+        if len(known) < 4:
+            return LEAD
+        centre = float(np.median(known[: max(3, len(known) // 3)]))
+        noise = float(np.median(np.abs(np.diff(known)))) * 1.4826 / np.sqrt(2.0)
+        scale = max(noise, _RELATIVE_FLOOR * abs(centre), floor)
+    y = _without_spikes(np.clip((values - centre) / scale, -8.0, 8.0))
     best, where = 0.0, LEAD
     for k in range(steps):
         tail = y[k:][np.isfinite(y[k:])]
@@ -212,6 +218,18 @@ def symptom_onset(panel: Panel) -> int:
             if gain > best + 1e-12:
                 best, where = gain, k
     return where
+
+
+def _without_spikes(values: Floats) -> Floats:
+    """Running median of three: removes single outliers and keeps steps where they are; NaN stays."""
+    known = np.flatnonzero(np.isfinite(values))
+    if len(known) < 5:
+        return values
+    inner = values[known]
+    padded = np.concatenate([inner[:1], inner, inner[-1:]])
+    out = values.copy()
+    out[known] = np.median(np.stack([padded[:-2], padded[1:-1], padded[2:]]), axis=0)
+    return out
 
 
 def _squash(values: Floats) -> Floats:
@@ -328,6 +346,7 @@ def call_weights(
     edge_rate = edge_deviations.get("request_rate")
     out = []
     known = np.zeros(edges, dtype=bool)
+    called = graph.relations == RELATIONS.index(Relation.CALLS)
     for when in ("baseline", "post"):
         node_rate = np.full(len(graph.nodes), np.nan) if rate is None else getattr(rate, when)
         per_edge = graph.edge_static[:, 0].copy() if when == "baseline" else np.full(edges, np.nan)
@@ -337,7 +356,9 @@ def call_weights(
         with np.errstate(invalid="ignore", divide="ignore"):
             direct = per_edge / node_rate[graph.callers]
             total = np.bincount(
-                graph.callees, weights=np.nan_to_num(node_rate[graph.callers]), minlength=len(graph.nodes)
+                graph.callees[called],
+                weights=np.nan_to_num(node_rate[graph.callers[called]]),
+                minlength=len(graph.nodes),
             )
             shared = node_rate[graph.callees] / total[graph.callees]
         weight = np.where(np.isfinite(direct), direct, shared)
@@ -354,12 +375,12 @@ def _edge_change(
 ) -> Floats:
     """Extra seconds per call as the caller saw it, or else the callee's own extra seconds; [E]."""
     fallback = change[graph.callees]
-    for name in ([centre] if centre else []) + [n for n in _CENTRES if n != centre]:
-        measured = edge_deviations.get(name)
-        if measured is not None:
-            seen = measured.post - measured.baseline
-            return np.where(np.isfinite(seen), seen, fallback)
-    return fallback
+    # Only the same statistic adds up: a change of a p95 cannot be set against a change of a mean.
+    measured = edge_deviations.get(centre or "")
+    if measured is None:
+        return fallback
+    seen = measured.post - measured.baseline
+    return np.where(np.isfinite(seen), seen, fallback)
 
 
 def _own_excess(
@@ -385,7 +406,7 @@ def victim_weights(graph: CallGraph, is_call: Bools, calls: Floats, victim: int)
     weight[victim] = 1.0
     used = np.flatnonzero(is_call)
     callers, callees = graph.callers[used], graph.callees[used]
-    reach = graph.depths_from(victim) >= 0
+    reach = hops(victim, callers, callees, size) >= 0
     inside = reach[callers] & reach[callees]
     callers, callees, factor = callers[inside], callees[inside], calls[used][inside]
     out: dict[int, list[tuple[int, float]]] = {}
@@ -445,8 +466,10 @@ def _rank(values: Floats) -> Floats:
     out = np.full(len(values), np.nan)
     known = np.flatnonzero(np.isfinite(values))
     if len(known):
-        order = np.argsort(np.argsort(values[known], kind="stable"), kind="stable")
-        out[known] = (order + 1) / len(known)
+        # Ties share their mean rank: the order of the nodes must not matter.
+        _, place, counts = np.unique(values[known], return_inverse=True, return_counts=True)
+        last = np.cumsum(counts)
+        out[known] = (last - (counts - 1) / 2.0)[place] / len(known)
     return out
 
 

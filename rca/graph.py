@@ -28,6 +28,9 @@ Bools = npt.NDArray[np.bool_]
 NODE_KINDS: tuple[NodeKind, ...] = tuple(NodeKind)
 RELATIONS: tuple[Relation, ...] = tuple(Relation)
 
+#: Above this many workloads on one device (or waiters times holders, squared), they are joined through the resource.
+MOST_RESIDENTS = 32
+
 #: Static attributes of an edge, in column order of `CallGraph.edge_static`; NaN where not given.
 EDGE_STATIC = ("call_rate", "error_ratio", "latency_seconds", "timeout_seconds")
 
@@ -101,12 +104,12 @@ class CallGraph:
 
     def depths_from(self, node: int) -> Ints:
         """Hops along dependencies from ``node`` to each node it depends on; -1 where there is no way. Shape [N]."""
-        return _hops(node, self.callers, self.callees, len(self.nodes))
+        return hops(node, self.callers, self.callees, len(self.nodes))
 
     def undirected_distance(self, node: int) -> Ints:
         """Hops from ``node`` to each node, whatever the direction; -1 where disconnected. Shape [N]."""
         both = np.concatenate([self.callers, self.callees]), np.concatenate([self.callees, self.callers])
-        return _hops(node, both[0], both[1], len(self.nodes))
+        return hops(node, both[0], both[1], len(self.nodes))
 
     def has_cycle(self) -> bool:
         """Whether some node calls itself through others."""
@@ -116,7 +119,7 @@ class CallGraph:
         return not nx.is_directed_acyclic_graph(graph)
 
 
-def _hops(start: int, sources: Ints, targets: Ints, size: int) -> Ints:
+def hops(start: int, sources: Ints, targets: Ints, size: int) -> Ints:
     """Breadth-first distance over an edge list; one vectorised sweep per level."""
     distance = np.full(size, -1, dtype=np.int64)
     distance[start] = 0
@@ -189,16 +192,20 @@ def _merge(edges: dict[tuple[str, str, str], dict[str, Any]], row: dict[str, Any
         edges[key] = row
         return
     merged = dict(seen)
-    old_rate, new_rate = seen.get("call_rate") or 0.0, row.get("call_rate") or 0.0
-    total = old_rate + new_rate
+    old_rate, new_rate = seen.get("call_rate"), row.get("call_rate")
     for name in ("error_ratio", "latency_seconds"):
         old, new = seen.get(name), row.get(name)
         if old is None or new is None:
             merged[name] = new if old is None else old
+        elif old_rate and new_rate:
+            merged[name] = (old * old_rate + new * new_rate) / (old_rate + new_rate)
         else:
-            merged[name] = (old * old_rate + new * new_rate) / total if total else (old + new) / 2
-    merged["call_rate"] = total if total else seen.get("call_rate")
-    merged["protocol"] = seen.get("protocol") or row.get("protocol")
+            merged[name] = (old + new) / 2
+    rates = [rate for rate in (old_rate, new_rate) if rate is not None]
+    merged["call_rate"] = sum(rates) if rates else None
+    timeouts = [t for t in (seen.get("timeout_seconds"), row.get("timeout_seconds")) if t is not None]
+    merged["timeout_seconds"] = min(timeouts) if timeouts else None
+    merged["protocol"] = min((p for p in (seen.get("protocol"), row.get("protocol")) if p), default=None)
     merged["asynchronous"] = bool(seen.get("asynchronous")) and bool(row.get("asynchronous"))
     edges[key] = merged
 
@@ -210,9 +217,10 @@ def _infrastructure(incident: Incident, kinds: dict[str, NodeKind]) -> Iterable[
         if row["host"]:
             kinds.setdefault(row["host"], NodeKind.HOST)
             yield row["device"], row["host"], Relation.RUNS_ON
-    on_device: dict[str, list[tuple[str, int]]] = {}
+    on_device: dict[str, list[str]] = {}
     in_queue: dict[str, tuple[list[str], list[str]]] = {}
-    for row in incident.workloads.to_pylist():
+    columns = ["workload", "service", "queue", "state", "devices", "host"]
+    for row in incident.workloads.select(columns).to_pylist():
         # A workload that serves a service is that service's node: its metrics and calls carry the service's name.
         name = row["service"] or row["workload"]
         kinds.setdefault(name, NodeKind.SERVICE if row["service"] else NodeKind.WORKLOAD)
@@ -221,7 +229,7 @@ def _infrastructure(incident: Incident, kinds: dict[str, NodeKind]) -> Iterable[
             for device in row["devices"] or []:
                 kinds.setdefault(device, NodeKind.GPU)
                 yield name, device, Relation.RUNS_ON
-                on_device.setdefault(device, []).append((name, _rank(row)))
+                on_device.setdefault(device, []).append(name)
             if row["host"]:
                 kinds.setdefault(row["host"], NodeKind.HOST)
                 yield name, row["host"], Relation.RUNS_ON
@@ -229,19 +237,21 @@ def _infrastructure(incident: Incident, kinds: dict[str, NodeKind]) -> Iterable[
             waiting, holding = in_queue.setdefault(row["queue"], ([], []))
             (holding if running else waiting).append(name)
     for residents in on_device.values():
-        for name, _ in residents:
-            for other, _ in residents:
-                if name != other:
-                    yield name, other, Relation.SHARES_DEVICE
+        # Each with each, as long as that stays readable; beyond, the device itself joins them.
+        if len(residents) <= MOST_RESIDENTS:
+            for name in residents:
+                for other in residents:
+                    if name != other:
+                        yield name, other, Relation.SHARES_DEVICE
     for queue, (waiting, holding) in in_queue.items():
         kinds.setdefault(queue, NodeKind.QUEUE)
         for name in waiting:
             yield name, queue, Relation.QUEUED_BEHIND
+        if len(waiting) * len(holding) <= MOST_RESIDENTS**2:
+            for name in waiting:
+                for other in holding:
+                    if name != other:
+                        yield name, other, Relation.QUEUED_BEHIND
+        else:
             for other in holding:
-                if name != other:
-                    yield name, other, Relation.QUEUED_BEHIND
-
-
-def _rank(row: dict[str, Any]) -> int:
-    rank = row["priority_rank"]
-    return -1 if rank is None else int(rank)
+                yield queue, other, Relation.QUEUED_BEHIND

@@ -102,10 +102,19 @@ def seal(explanation: Explanation, incident: Incident) -> Explanation:
 def column_digest(column: pa.ChunkedArray | pa.Array) -> str:
     """Return the SHA-256 of a column's logical values: nulls count; chunking, offsets and padding do not."""
     hasher = hashlib.sha256()
-    hasher.update(str(column.type).encode() + b"\0")
+    hasher.update(_type_name(column.type).encode() + b"\0")
     for block in _blocks(column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])):
         hasher.update(block)
     return hasher.hexdigest()
+
+
+def _type_name(kind: pa.DataType) -> str:
+    """Name of a type without the names of its fields, which change when Parquet stores it."""
+    if pa.types.is_map(kind):
+        return f"map<{_type_name(kind.key_type)}, {_type_name(kind.item_type)}>"
+    if pa.types.is_list(kind):
+        return f"list<{_type_name(kind.value_type)}>"
+    return str(kind)
 
 
 def _blocks(column: pa.ChunkedArray) -> Iterator[Any]:

@@ -22,7 +22,7 @@ import numpy as np
 from rca.counterfactual.shapley import shapley
 from rca.explanation import Attribution, AttributionEntry
 from rca.features import Features
-from rca.graph import RELATIONS, Floats
+from rca.graph import RELATIONS, CallGraph, Floats
 from rca.incident import Relation
 from rca.panel import LEAD, Panel
 from rca.signals import Signal, describe, signal_of
@@ -77,8 +77,12 @@ class Situation:
     extrapolates: bool
 
 
-def situation(panel: Panel, features: Features) -> Situation | None:
-    """Levels of the victim and what each node explains of its change; None when either level is unknown."""
+def situation(panel: Panel, features: Features, probability: Floats) -> Situation | None:
+    """Levels of the victim and what each node explains of its change; None when either level is unknown.
+
+    Args:
+        probability: of each node being the cause, [N].
+    """
     values = panel.window.get(panel.metric)
     if values is None:
         return None
@@ -105,7 +109,7 @@ def situation(panel: Panel, features: Features) -> Situation | None:
         normal=float(normal_draws.mean()),
         factual_draws=factual_draws,
         normal_draws=normal_draws,
-        explains=explained_share(panel, features),
+        explains=_without_shared(panel.graph, explained_share(panel, features), probability),
         extrapolates=extrapolates,
     )
 
@@ -168,6 +172,30 @@ def explained_share(panel: Panel, features: Features) -> Floats:
     return np.where(is_service, share, np.where(held > 0, np.clip(held, 0.0, 1.0), np.nan))
 
 
+def _without_shared(graph: CallGraph, share: Floats, probability: Floats) -> Floats:
+    """Take from each node's share what another node beside it more likely adds; [N].
+
+    A service that a training job slows has no excess of its own, and the GPU between them adds nothing by itself.
+    """
+    infrastructure = np.flatnonzero(graph.relations != RELATIONS.index(Relation.CALLS))
+    on: dict[int, set[int]] = {}
+    for caller, callee in zip(
+        graph.callers[infrastructure].tolist(), graph.callees[infrastructure].tolist(), strict=True
+    ):
+        on.setdefault(caller, set()).add(callee)
+    discount = np.zeros(len(share))
+    likely = {int(i) for i in np.flatnonzero(probability > 0.01) if graph.kinds[i] != 0}
+    for node in range(len(share)):
+        if np.isfinite(share[node]) and share[node] > 0 and likely:
+            beside = set(on.get(node, ()))
+            if graph.kinds[node] != 0:
+                for residents in on.values():
+                    if node in residents:
+                        beside |= residents
+            discount[node] = min(1.0, sum(probability[other] for other in sorted((beside & likely) - {node})))
+    return share * (1.0 - discount)
+
+
 def estimate(known: Situation, nodes: Sequence[int], probability: Floats) -> Estimate:
     """Remove ``nodes`` together. ``probability``: of each node being the cause, [N]."""
     chosen = list(nodes)
@@ -186,9 +214,13 @@ def scale_of(scales: dict[str, IntervalScale], metric: str) -> IntervalScale:
 def interval(item: Estimate, scale: IntervalScale, metric: str) -> tuple[float, float]:
     """95 % bounds of the counterfactual value; a ratio stays in [0, 1], a time is not negative."""
     unit = spread_unit(item, scale.floor, metric)
-    low = max(item.counterfactual + scale.low * unit, 0.0)
-    high = item.counterfactual + scale.high * unit
-    return low, min(high, 1.0) if describe(metric).unit == "ratio" else high
+    low, high = item.counterfactual + scale.low * unit, item.counterfactual + scale.high * unit
+    # Bounds of the quantity hold only where the data keep to them: a utilisation may exceed 1.
+    if item.factual >= 0.0 and item.counterfactual >= 0.0:
+        low = max(low, 0.0)
+    if describe(metric).unit == "ratio" and max(item.factual, item.counterfactual) <= 1.0:
+        high = min(high, 1.0)
+    return low, high
 
 
 def spread_unit(item: Estimate, floor: float, metric: str) -> float:
@@ -208,7 +240,7 @@ def attribute(
 
     Returns None when the victim's level before or after the onset is unknown.
     """
-    known = situation(panel, features)
+    known = situation(panel, features, probability)
     if known is None or known.factual == 0.0:
         return None
     names = panel.graph.nodes
@@ -258,4 +290,4 @@ def attribute(
 
 def _tidy(value: float) -> float:
     """Six significant digits: more would be noise, and would differ between processors."""
-    return float(f"{value:.6g}")
+    return float(f"{value:.6g}") + 0.0

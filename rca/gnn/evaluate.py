@@ -65,7 +65,7 @@ def judge(model: Model, seeds: Iterable[int], progress: Callable[[int], None] = 
 
 def _estimates(drawn: SimulatedIncident, analysis: Analysis) -> tuple[tuple[Estimate, float], ...]:
     """The estimate for the true cause, where it is a candidate, with the truth that the rerun gave."""
-    known = mechanism.situation(analysis.panel, analysis.features)
+    known = mechanism.situation(analysis.panel, analysis.features, analysis.prediction.cause)
     if known is None or drawn.cause < 0:
         return ()
     out = []

@@ -61,29 +61,21 @@ class Model:
 
     def predict(self, inputs: Features, victim: int) -> Prediction:
         """Run the network on one incident."""
-        node, edge, index = inputs.node, inputs.edge, inputs.edge_index
-        count, edges = len(node), edge.shape[0]
-        # The exported graph needs at least two nodes and two edges; a lone node is padded with an unconnected copy.
-        if count < 2:
-            node = np.concatenate([node, np.zeros((2 - count, node.shape[1]), np.float32)])
-        if edges < 2:
-            edge = np.zeros((2, edge.shape[1]), np.float32)
-            index = np.array([[len(node) - 1] * 2, [len(node) - 1] * 2], dtype=np.int64)
         cause, nothing, mechanism, crossed, attention = self.session.run(
             None,
             {
-                "node": node,
-                "edge": edge,
-                "edge_index": np.ascontiguousarray(index),
+                "node": inputs.node,
+                "edge": inputs.edge,
+                "edge_index": np.ascontiguousarray(inputs.edge_index),
                 "victim": np.array([victim], dtype=np.int64),
             },
         )
         return Prediction(
-            cause=cause[:count].astype(np.float64),
+            cause=cause.astype(np.float64),
             nothing=float(nothing[0]),
-            mechanism=mechanism[:count].astype(np.float64),
-            crossed=crossed[:edges].astype(np.float64),
-            attention=attention[:edges].astype(np.float64),
+            mechanism=mechanism.astype(np.float64),
+            crossed=crossed.astype(np.float64),
+            attention=attention.astype(np.float64),
         )
 
 

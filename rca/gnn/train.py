@@ -5,6 +5,7 @@ Everything is seeded and single-threaded where order matters, so that one comman
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import pickle
@@ -133,16 +134,20 @@ def make_examples(split: str, count: int, recipe: Recipe, cache: Path | None, pr
     """Simulate ``count`` incidents, reusing and completing what an interrupted run left in ``cache``."""
     wanted = data.seeds(split, count, recipe.seed)
     done: list[Example] = []
-    path = None if cache is None else cache / f"{split}-{recipe.seed}-{FEATURES_VERSION}.pickle"
+    path = None if cache is None else cache / f"{split}-{recipe.seed}-{_source_digest()}.pickle"
     if path is not None and path.exists():
+        good = 0
         with path.open("rb") as cached:
             while True:
                 try:
                     done += pickle.load(cached)  # noqa: S301 - our own cache, in a directory that the user named
                 except EOFError:
                     break
-                except (pickle.UnpicklingError, ValueError, AttributeError):
+                except Exception:  # whatever a torn record raises, what follows it is not usable
                     break
+                good = cached.tell()
+        # An interrupted write leaves a torn record: what is appended must not lie behind it.
+        os.truncate(path, good)
         done = done[:count]
         progress(f"simulate {split}", len(done), count)
     missing = wanted[len(done) :]
@@ -157,6 +162,15 @@ def make_examples(split: str, count: int, recipe: Recipe, cache: Path | None, pr
         if stream is not None:
             stream.close()
     return done
+
+
+def _source_digest() -> str:
+    """Digest of the code that decides the examples: after a change of it, old examples are not reused."""
+    import rca
+
+    root = Path(rca.__file__).parent
+    files = [root / "features.py", root / "panel.py", root / "graph.py", *sorted((root / "simulation").glob("*.py"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def normalise(net: RootCauseNet, examples: Sequence[Example]) -> None:
@@ -231,7 +245,7 @@ def fit(
             optimizer.step()
             schedule.step()
             seen += len(batch.sizes)
-            total += len(batch.sizes) * np.array([float(cause), float(edge), float(kind)])
+            total += len(batch.sizes) * np.array([float(part.detach()) for part in (cause, edge, kind)])
             progress(f"network {member + 1}/{recipe.members}, epoch {epoch + 1}/{recipe.epochs}", seen, len(train))
         report = {"epoch": epoch + 1.0, "train_cause": total[0] / seen, "train_edge": total[1] / seen}
         report |= validate(net, validation, recipe)
