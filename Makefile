@@ -26,17 +26,17 @@ $(VENV)/.base: pyproject.toml $(VENV)/.made
 
 $(VENV)/.dev: $(VENV)/.base
 	@echo "installing the development tools"
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev,exporters]'
 	@touch $@
 
 $(VENV)/.train: $(VENV)/.dev
 	@echo "installing torch and torch-geometric (large; only tests and training need them)"
-	$(PIP) -e '.[dev,train]'
+	$(PIP) -e '.[dev,exporters,train]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
 	@echo "installing what the benchmark's baselines need"
-	$(PIP) -e '.[dev,bench]'
+	$(PIP) -e '.[dev,exporters,bench]'
 	@touch $@
 
 demo: $(VENV)/.base ## Explain a simulated incident, then every built-in scenario

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from exporters.model import Ranking
     from exporters.policy import Policy
-    from exporters.poller import Consumer, Source
+    from exporters.poller import Consumer, Poller
+    from exporters.sources.base import Source
     from exporters.tracker import Tracker
 
 app = typer.Typer(
@@ -186,6 +187,61 @@ def kubernetes(
     _serve_cluster(serving, source, rules, state)
 
 
+@app.command("file")
+def file(
+    recording: Annotated[
+        Path, typer.Argument(help="What `rca exporter record` wrote.", show_default=False, metavar="RECORDING")
+    ],
+    listen: _Listen = f":{PORTS['file']}",
+    interval: Annotated[
+        float | None,
+        typer.Option(
+            "--interval",
+            min=0.01,
+            help="Seconds from one snapshot to the next. Default: as they were recorded.",
+            show_default=False,
+        ),
+    ] = None,
+    max_age: Annotated[
+        float | None,
+        typer.Option(
+            "--max-age",
+            min=0.1,
+            help="Withhold a snapshot that is older, in seconds. Default: never; with --follow, as everywhere.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="At the end wait for what is appended.")] = False,
+    policy: _Policy = None,
+    state: _State = None,
+    web_config: _WebConfig = None,
+    once: _Once = False,
+    openmetrics: _OpenMetrics = False,
+    log: _Log = LogLevel.INFO,
+) -> None:
+    """Play a recording: for a demo, to try a policy on what happened, and for post-mortems.
+
+    Gives one snapshot each interval, and then goes on with the last. With --once it plays all of them, without waiting,
+    and prints what the end looks like, with everything that was counted on the way.
+
+    \b
+    Examples:
+      rca exporter file week.jsonl.gz --once
+      rca exporter file week.jsonl.gz --interval 1 --policy policy.yaml
+      rca exporter file live.jsonl --follow
+    """
+    import math
+
+    from exporters.sources.file import FileSource, recorded_interval
+
+    rules = _load_policy(policy)
+    source = FileSource(recording, follow=follow)
+    pace = interval if interval is not None else recorded_interval(recording)
+    age = max_age if max_age is not None or follow else math.inf
+    serving = Serving("file", listen, pace, age, web_config, once, openmetrics, log)
+    _serve_cluster(serving, lambda: source, rules, state, recorded=True)
+
+
 # --- recording
 
 
@@ -266,7 +322,7 @@ def _kubernetes_source(
 def _needs(module: str) -> None:
     from importlib.util import find_spec
 
-    from rca.errors import InvalidInputError
+    from exporters.errors import InvalidInputError
 
     if find_spec(module) is None:
         raise InvalidInputError(
@@ -296,11 +352,14 @@ def _logging(level: LogLevel, *, quiet: bool = False) -> None:
     logging.basicConfig(level=chosen, format=form, datefmt="%Y-%m-%dT%H:%M:%S%z")
 
 
-def _serve_cluster(serving: Serving, source: Callable[[], Source], policy: Policy, state: Path | None) -> None:
+def _serve_cluster(
+    serving: Serving, source: Callable[[], Source], policy: Policy, state: Path | None, *, recorded: bool = False
+) -> None:
     from exporters.collectors.cluster import ClusterCollector
     from exporters.tracker import Tracker
 
-    tracker = Tracker(grace_seconds=max(60.0, 2 * serving.interval))
+    # What began before a recording is part of it; before an exporter's start, another counted it.
+    tracker = Tracker(grace_seconds=max(60.0, 2 * serving.interval), count_history=recorded)
     if state is not None:
         _check_state(tracker, state)
     save = None if state is None else (lambda: tracker.save_state(state))
@@ -308,7 +367,7 @@ def _serve_cluster(serving: Serving, source: Callable[[], Source], policy: Polic
 
 
 def _check_state(tracker: Tracker, state: Path) -> None:
-    from rca.errors import InvalidInputError
+    from exporters.errors import InvalidInputError
 
     if not state.parent.is_dir():
         raise InvalidInputError(f"the folder of --state {state} does not exist", cure=f"mkdir -p {state.parent}")
@@ -325,11 +384,11 @@ def _serve(
     import time
 
     from cli.output import emit, note
+    from exporters.errors import InvalidInputError
     from exporters.exposition import OPENMETRICS, TEXT, render
     from exporters.poller import Poller
     from exporters.server import Application, listen, serve, url_of
     from exporters.web_config import LiveWebConfig, WebConfig, load_web_config
-    from rca.errors import InvalidInputError
 
     max_age = serving.max_age if serving.max_age is not None else max(60.0, 4 * serving.interval)
     if max_age <= serving.interval:
@@ -341,7 +400,7 @@ def _serve(
     _logging(serving.log, quiet=serving.once)
     poller = Poller(serving.name, open_source, consumer, interval=serving.interval, max_age=max_age, after_poll=save)
     if serving.once:
-        error = poller.poll_once()
+        error = _play(poller) if serving.name == "file" else poller.poll_once()
         text = render(poller.families(), OPENMETRICS if serving.openmetrics else TEXT).decode()
         poller.close()
         if error is not None:
@@ -358,6 +417,18 @@ def _serve(
     finally:
         if not poller.stop(timeout=5.0):
             note("the last poll does not come back; leaving it")
+
+
+def _play(poller: Poller) -> Exception | None:
+    """Poll until the recording ends; return the first thing that went wrong."""
+    from exporters.sources.base import EndOfStreamError
+
+    try:
+        while (error := poller.poll_once()) is None:
+            pass
+    except EndOfStreamError:
+        return None
+    return error
 
 
 def _record(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from rca.errors import InvalidInputError
+from exporters.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import yaml

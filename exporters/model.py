@@ -23,7 +23,7 @@ from typing import Annotated, BinaryIO, Final, cast
 
 import msgspec
 
-from rca.errors import InvalidInputError, NotFoundError
+from exporters.errors import InvalidInputError, NotFoundError
 
 #: Raised when a field of the recorded form is removed or changes meaning; new optional fields do not raise it.
 SCHEMA_VERSION: Final = 1

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from exporters.documents import Document, read_documents
+from exporters.errors import InvalidInputError, NotFoundError
 from exporters.model import LAST_LEVEL, QosClass, Ranking, Workload
-from rca.errors import InvalidInputError, NotFoundError
 
 if TYPE_CHECKING:
     from jsonschema.exceptions import ValidationError

@@ -19,9 +19,10 @@ from functools import cache
 from typing import Final, Protocol
 
 from exporters.catalog import METRICS
+from exporters.errors import InvalidInputError, NotFoundError, PrioscopeError, SourceUnreachableError
 from exporters.families import Distribution, Family, Labels, capped_top, family
 from exporters.model import Snapshot, Unread
-from rca.errors import InvalidInputError, NotFoundError, PrioscopeError, SourceUnreachableError
+from exporters.sources.base import EndOfStreamError, Source
 
 _log = logging.getLogger(__name__)
 
@@ -29,16 +30,6 @@ _log = logging.getLogger(__name__)
 MAX_REASON: Final = 200
 
 _DURATION: Final = "prioscope_poll_duration_seconds"
-
-
-class Source(Protocol):
-    """What reads one system. `poll` may raise anything; `close` is called once, from the thread that polled."""
-
-    def poll(self) -> Snapshot:
-        """Return what the system looks like now."""
-
-    def close(self) -> None:
-        """Let go of connections, threads and files."""
 
 
 class Consumer(Protocol):
@@ -76,10 +67,6 @@ def cause_of(error: BaseException) -> Cause:
         (OSError, Cause.OS),
     )
     return next((cause for kind, cause in kinds if isinstance(error, kind)), Cause.INTERNAL)
-
-
-class EndOfStreamError(Exception):
-    """Raised by a source that has nothing more to give, such as a recording that was played to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,4 +336,4 @@ def version() -> str:
         return "unknown"
 
 
-__all__ = ["Cause", "Consumer", "EndOfStreamError", "Poller", "Source", "Status", "build_info", "cause_of", "version"]
+__all__ = ["Cause", "Consumer", "Poller", "Status", "build_info", "cause_of", "version"]

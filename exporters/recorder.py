@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from exporters.errors import InvalidInputError, SourceUnreachableError
 from exporters.model import encode
-from exporters.poller import EndOfStreamError, Source
-from rca.errors import InvalidInputError, SourceUnreachableError
+from exporters.sources.base import EndOfStreamError, Source
 
 _log = logging.getLogger(__name__)
 

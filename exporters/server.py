@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from exporters.catalog import METRICS
+from exporters.errors import InvalidInputError
 from exporters.exposition import choose, render
 from exporters.families import Distribution, Family, family
 from exporters.poller import Status, version
 from exporters.web_config import LiveWebConfig, allowed_san
-from rca.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import uvicorn

@@ -18,9 +18,9 @@ import msgspec
 
 from exporters.catalog import METRICS
 from exporters.detectors.preemption import ranks_of
+from exporters.errors import InvalidInputError
 from exporters.families import Distribution, Family, Labels, family, overflow_labels
 from exporters.model import EventKind, Snapshot, Violation, ViolationType, Workload, by_id, level_of
-from rca.errors import InvalidInputError
 
 STATE_VERSION: Final = 1
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from rca.errors import InvalidInputError, NotFoundError
+from exporters.errors import InvalidInputError, NotFoundError
 
 if TYPE_CHECKING:
     import ssl

@@ -334,3 +334,13 @@ def test_a_rare_outlier_in_the_baseline_is_not_expected_again() -> None:
 def test_two_runs_give_the_same_figures() -> None:
     panel = chain(SLOW, noise=0.3)
     assert attribution(panel, [0.1, 0.2, 0.5]) == attribution(panel, [0.1, 0.2, 0.5])
+
+
+@pytest.mark.parametrize(
+    "levels", [("cpu_utilization_ratio", 0.5, 1.4), ("score", -1.0, -5.0), ("error_ratio", 1.0, 40.0)]
+)
+def test_the_interval_holds_the_estimate_of_any_metric(levels: tuple[str, float, float]) -> None:
+    metric, before, after = levels
+    panel = chain({metric: {"a": (before, after), "b": (before, after)}}, ("a>b",), metric=metric)
+    for item in attribution(panel, [0.0, 0.5], (1, 0)).entries:
+        assert item.low - 1e-6 <= item.contribution <= item.high + 1e-6

@@ -366,7 +366,7 @@ def test_without_weights_the_command_says_how_to_get_some(
 def test_the_command_loads_no_heavy_library(model: infer.Model, bundles: Path, format: str) -> None:
     code = (
         "import sys, cli.main; code = cli.main.main(sys.argv[1:]);"
-        "heavy = {'torch', 'torch_geometric', 'scipy', 'dowhy', 'matplotlib'} & set(sys.modules);"
+        "heavy = {'torch', 'torch_geometric', 'pandas', 'scipy', 'dowhy', 'matplotlib'} & set(sys.modules);"
         "print(sorted(heavy), file=sys.stderr); sys.exit(9 if heavy else code)"
     )
     arguments = ["explain", str(bundles / "gpu-contention.zip"), "-o", format]
@@ -381,3 +381,9 @@ def test_two_processes_print_the_same_bytes(model: infer.Model, bundles: Path) -
     one, two = (subprocess.run(command, capture_output=True, check=False).stdout for _ in range(2))
     assert one == two
     assert from_json(one).incident_id == "demo-cpu-contention-0"
+
+
+def test_a_bundle_in_memory_and_on_disk_have_one_provenance(
+    model: infer.Model, played: dict[str, Incident], bundles: Path
+) -> None:
+    assert to_json(explain(played["overload"])) == to_json(explain(read(bundles / "overload.zip")))

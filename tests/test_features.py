@@ -489,3 +489,56 @@ def test_other_names_and_another_order_permute_the_features(seed: int, data: st.
     order = np.array(data.draw(st.permutations(range(len(panel.graph.nodes)))))
     edge_order = np.array(data.draw(st.permutations(range(len(panel.graph.callers)))))
     _same(extract(panel), extract(shuffled(panel, order, edge_order)), order, edge_order)
+
+
+def test_ways_that_nobody_waits_for_do_not_delay_the_others() -> None:
+    # x is reached only over a shared device (or an asynchronous call): its call of z never arrives.
+    for graph in (
+        graph_of("a>b", "a>z", "a~x", "x>z", "z>b"),
+        graph_of("a>b", "a>z", "a>x", "x>z", "z>b", asynchronous=["a>x"]),
+    ):
+        is_call = (graph.relations == 0) & ~graph.asynchronous
+        weight = victim_weights(graph, is_call, np.ones(5), graph.find("a"))
+        assert by_node(graph, weight) == {"a": 1.0, "b": 2.0, "x": 0.0, "z": 1.0}
+
+
+def test_only_callers_share_the_requests_of_a_callee() -> None:
+    graph = graph_of("a>c", "b~c")
+    rates = {RATE: {"a": 10.0, "b": 30.0, "c": 10.0}}
+    assert extract(panel_of(graph, rates, rates)).calls[0] == pytest.approx(1.0)
+
+
+def test_nodes_that_look_the_same_have_the_same_features() -> None:
+    # y and z differ in nothing but the name.
+    graph = graph_of("a>b", "y>a", "z>a")
+    before = {LATENCY: {"a": 1.0, "b": 0.5, "y": 1.0, "z": 1.0}}
+    after = {LATENCY: {"a": 2.0, "b": 1.5, "y": 2.0, "z": 2.0}}
+    node = extract(panel_of(graph, before, after)).node
+    np.testing.assert_array_equal(node[graph.find("y")], node[graph.find("z")])
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_names_do_not_enter_the_features_of_simulated_incidents(seed: int) -> None:
+    panel = sample_incident(seed, nodes=20).panel
+    rng = np.random.default_rng(seed)
+    order, edge_order = rng.permutation(len(panel.graph.nodes)), rng.permutation(len(panel.graph.callers))
+    one, other = extract(panel), extract(shuffled(panel, order, edge_order))
+    np.testing.assert_allclose(other.node, one.node[order], rtol=1e-5, atol=1e-5)
+
+
+def test_the_onset_is_when_a_value_left_its_baseline_for_good() -> None:
+    window = np.array([[1, 9, 1, 1, 1, 1, 9, 9, 9.0]])
+    assert deviate(LATENCY, noisy(1.0, 40), window, 6, 60.0).onset[0] == 6
+
+
+@pytest.mark.parametrize("outlier", [3, 4])
+def test_one_outlier_before_the_step_moves_the_onset_by_a_sample_at_most(outlier: int) -> None:
+    values = noisy(1.0, 23)
+    values[0, outlier] *= 5
+    values[0, 6:] *= 5
+    assert symptom(values) in (5, 6)
+
+
+def test_without_a_baseline_the_shift_within_the_window_counts() -> None:
+    values = np.concatenate([noisy(1.0, 8), noisy(4.0, 4)], axis=1)
+    assert symptom(values, baseline=np.empty((1, 0))) == 8

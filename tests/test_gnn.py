@@ -26,7 +26,6 @@ from rca.simulation.faults import MECHANISMS
 from rca.simulation.incidents import sample_incident
 
 # torch warns once a process about the scalars that training logs.
-pytestmark = pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 
 # --- examples (no torch) ----------------------------------------------------------------------------------------------
 
@@ -497,3 +496,38 @@ def test_the_whole_recipe_leaves_weights_with_a_card_that_fits(
     prediction = model.predict(extract(simulated.panel), simulated.panel.victim)
     assert prediction.cause.sum() + prediction.nothing == pytest.approx(1.0, abs=1e-5)
     assert any("temperature" in note for note in notes)
+
+
+@pytest.mark.train
+def test_without_edges_equal_nodes_get_equal_scores(exported: Any, examples: list[Example]) -> None:
+    alone = bare(4, examples[0])
+    node = alone.node.copy()
+    node[1:] = node[1]
+    got = infer.load(exported[1]).predict(features_of(replace(alone, node=node)), 0)
+    assert got.cause[1:] == pytest.approx(got.cause[1], abs=1e-6)
+
+
+@pytest.mark.train
+def test_a_lone_node_and_nothing_share_the_probability(exported: Any, examples: list[Example]) -> None:
+    got = infer.load(exported[1]).predict(features_of(bare(1, examples[0])), 0)
+    assert got.cause.sum() + got.nothing == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.train
+def test_a_torn_cache_is_repaired(torch: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rca.gnn import train
+
+    asked: list[int] = []
+
+    def generate(wanted: Any, workers: int) -> Iterator[list[Example]]:
+        asked.append(len(wanted))
+        for seed in wanted:
+            yield [to_example(seed, sample_incident(seed, nodes=10))]
+
+    monkeypatch.setattr(data, "generate", generate)
+    train.make_examples("train", 3, tiny(), tmp_path, quiet)
+    (cache,) = tmp_path.glob("train*.pickle")
+    cache.write_bytes(cache.read_bytes()[:-5000])
+    for _ in range(2):
+        train.make_examples("train", 3, tiny(), tmp_path, quiet)
+    assert asked == [3, 1, 0]

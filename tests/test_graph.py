@@ -292,3 +292,8 @@ def test_the_networkx_view_holds_the_same_and_only_what_is_known() -> None:
         0: {"relation": "calls", "protocol": "sql", "asynchronous": False, "call_rate": 3.0}
     }
     assert graph.get_edge_data("db", "node-a")[0]["relation"] == "runs_on"
+
+
+def test_merged_edges_keep_the_time_out_whatever_their_order() -> None:
+    rows = calls("web>db", call_rate=1.0) + calls("web>db", call_rate=1.0, timeout_seconds=2.0)
+    assert static(build(make(rows)))["timeout_seconds"] == static(build(make(rows[::-1])))["timeout_seconds"] == 2.0

@@ -25,10 +25,10 @@ from rich.table import Table
 from benchmarks.cases import data_root
 from exporters.detectors import inversion
 from exporters.detectors.blocking import Blocking
+from exporters.errors import InvalidInputError, PrioscopeError
 from exporters.model import BASES, Basis, Demand, Snapshot, Workload, WorkloadState
 from exporters.placement import ClusterView
 from exporters.policy import HeldCounts, StartedFrom, uniform_policy
-from rca.errors import InvalidInputError, PrioscopeError
 
 SLOS: Final = (0, 60, 300, 600, 3600)
 

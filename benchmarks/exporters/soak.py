@@ -27,13 +27,13 @@ from typing import Final
 from rich.console import Console
 
 from exporters.collectors.cluster import ClusterCollector
+from exporters.errors import SourceUnreachableError
 from exporters.model import Demand, Event, EventKind, Node, Placement, Snapshot, Workload, WorkloadState
 from exporters.policy import default_policy
 from exporters.poller import Poller
 from exporters.server import Application, listen, make_server
 from exporters.tracker import Tracker
 from exporters.web_config import LiveWebConfig, WebConfig
-from rca.errors import SourceUnreachableError
 
 POLLS: Final = 1000
 WARM_UP: Final = 200

@@ -21,9 +21,9 @@ from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 
+from exporters.errors import InvalidInputError, NotFoundError, SourceUnreachableError
 from exporters.model import AllocatorState, Device, Unread
 from exporters.probe import REPORT_VERSION, summarize
-from rca.errors import InvalidInputError, NotFoundError, SourceUnreachableError
 
 #: A snapshot with a long history may have hundreds of MiB; more than this is not read.
 MAX_PICKLE_BYTES: Final = 1024 * 1024 * 1024

@@ -27,6 +27,7 @@ from typing import IO, Final, Protocol, cast
 
 import msgspec
 
+from exporters.errors import SourceUnreachableError
 from exporters.model import (
     WHOLE_GPU,
     AllocatorState,
@@ -41,7 +42,6 @@ from exporters.model import (
 from exporters.sources._nvml_worker import BOARD_BYTES
 from exporters.sources.allocator import AllocatorReading, AllocatorSource, match
 from exporters.sources.processes import KUBELET_SOCKET, KubeletDevices, Owner, PodDevice
-from rca.errors import SourceUnreachableError
 
 _START: Final = "import sys; sys.path.append(sys.argv.pop(1)); from exporters.sources._nvml_worker import main; main()"
 

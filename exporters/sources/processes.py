@@ -193,7 +193,7 @@ class KubeletDevices:
         Raises:
             SourceUnreachableError: the kubelet does not answer, or the package grpcio is missing.
         """
-        from rca.errors import SourceUnreachableError
+        from exporters.errors import SourceUnreachableError
 
         try:
             grpc: Any = importlib.import_module("grpc")

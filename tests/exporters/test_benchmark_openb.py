@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.exporters.openb import count, read_pods
+from exporters.errors import InvalidInputError
 from exporters.model import Basis
 from exporters.policy import StartedFrom
-from rca.errors import InvalidInputError
 
 HEADER = (
     "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"

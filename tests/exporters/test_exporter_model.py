@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from exporters.errors import InvalidInputError, NotFoundError
 from exporters.model import (
     Demand,
     Node,
@@ -25,7 +26,6 @@ from exporters.model import (
     violation_id,
     write_snapshots,
 )
-from rca.errors import InvalidInputError, NotFoundError
 
 
 def example(time: float = 1.5) -> Snapshot:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from exporters.errors import InvalidInputError, NotFoundError
 from exporters.model import QosClass, Workload, WorkloadState
 from exporters.policy import Grade, default_policy, load_policy, parse_policy, profiles
-from rca.errors import InvalidInputError, NotFoundError
 
 HEAD = "apiVersion: prioscope/v1\nkind: TaskPriorityPolicy\nmetadata: {name: p}\nspec:\n"
 RULE = HEAD + "  rules:\n  - name: a\n"

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from exporters.errors import InvalidInputError, NotFoundError, SourceUnreachableError
 from exporters.families import Family, family
 from exporters.model import Snapshot, Unread
-from exporters.poller import Cause, EndOfStreamError, Poller, cause_of
-from rca.errors import InvalidInputError, NotFoundError, SourceUnreachableError
+from exporters.poller import Cause, Poller, cause_of
+from exporters.sources.base import EndOfStreamError
 
 
 class Clock:

@@ -19,11 +19,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import exporters.server
+from exporters.errors import InvalidInputError
 from exporters.families import Family, family
 from exporters.poller import Status
 from exporters.server import Application, BasicAuth, TokenBucket, accepts_gzip, listen, url_of
 from exporters.web_config import LiveWebConfig, WebConfig, parse_web_config
-from rca.errors import InvalidInputError
 
 #: bcrypt of "secret" with the smallest cost.
 HASH = "$2b$04$Oz1ZGi0vMgypIyGGT2kJvu4jy3VLrBK1XjB5GCH0emkL.aRrSMQ2G"

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exporters.errors import InvalidInputError
 from exporters.families import Labels
 from exporters.model import (
     Basis,
@@ -23,7 +24,6 @@ from exporters.model import (
     WorkloadState,
 )
 from exporters.tracker import Tracker, bucket_of
-from rca.errors import InvalidInputError
 
 
 def violation(identity: str = "v", *, start: float = 90.0, **fields: Any) -> Violation:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trustme
 
+from exporters.errors import InvalidInputError, NotFoundError
 from exporters.web_config import LiveWebConfig, WebConfig, allowed_san, load_web_config, parse_web_config, ssl_context
-from rca.errors import InvalidInputError, NotFoundError
 
 #: bcrypt of "secret" with the smallest cost.
 HASH = "$2b$04$Oz1ZGi0vMgypIyGGT2kJvu4jy3VLrBK1XjB5GCH0emkL.aRrSMQ2G"

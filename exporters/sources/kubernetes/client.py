@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from rca.errors import InvalidInputError, NotFoundError
+from exporters.errors import InvalidInputError, NotFoundError
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from exporters.errors import SourceUnreachableError
 from exporters.model import Event, Node, Ranking, Snapshot, Unread, Workload, WorkloadState
 from exporters.sources.kubernetes.client import connect
 from exporters.sources.kubernetes.convert import (
@@ -44,7 +45,6 @@ from exporters.sources.kubernetes.records import (
 )
 from exporters.sources.kubernetes.reflector import Call, Problem, Reflector, RequestError, Timing, read_json
 from exporters.sources.kubernetes.stores import EventStore, PodStore, Store
-from rca.errors import SourceUnreachableError
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

@@ -14,9 +14,9 @@ from kube_api import KUEUE, FakeKubernetes, Resource
 from kube_objects import kueue_workload, node, pod, preempted, priority_class
 from kube_source import QUICK, Watch, client_of, eventually, live, settle
 
+from exporters.errors import InvalidInputError, NotFoundError, SourceUnreachableError
 from exporters.model import Unread
 from exporters.sources.kubernetes import KubernetesSource, connect
-from rca.errors import InvalidInputError, NotFoundError, SourceUnreachableError
 
 
 def unread(snapshot: Any) -> dict[str, str]:

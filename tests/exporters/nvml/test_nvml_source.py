@@ -16,13 +16,13 @@ import pytest
 pytest.importorskip("pynvml", reason="needs nvidia-ml-py")
 
 from exporters.collectors import device_families
+from exporters.errors import SourceUnreachableError
 from exporters.measures.contiguity import mig_contiguity
 from exporters.model import Device, EventKind, Snapshot, Unread
 from exporters.probe import report, send
 from exporters.sources.allocator import AllocatorSource
 from exporters.sources.nvml import NvmlSource, NvmlTiming, Strays
 from exporters.sources.processes import KubeletDevices, PodDevice
-from rca.errors import SourceUnreachableError
 
 GIB = 2**30
 #: Short, so that a hang is soon noticed; generous enough for a busy machine.

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters import probe
+from exporters.errors import InvalidInputError, NotFoundError, SourceUnreachableError
 from exporters.model import AllocatorState, Device, MigInstance
 from exporters.probe import summarize
 from exporters.sources.allocator import AllocatorReading, AllocatorSource, load_snapshot, match, snapshot_states
-from rca.errors import InvalidInputError, NotFoundError, SourceUnreachableError
 
 MIB = 2**20
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from exporters.errors import SourceUnreachableError
 from exporters.sources.processes import (
     ControlGroup,
     KubeletDevices,
@@ -19,7 +20,6 @@ from exporters.sources.processes import (
     environment_job,
     parse_cgroup,
 )
-from rca.errors import SourceUnreachableError
 
 POD = "0a1b2c3d-1111-2222-3333-0123456789ab"
 CONTAINER = "f" * 60 + "0123"
