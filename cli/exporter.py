@@ -235,7 +235,7 @@ def file(
     from exporters.sources.file import FileSource, recorded_interval
 
     rules = _load_policy(policy)
-    source = FileSource(recording, follow=follow)
+    source = FileSource(recording, follow=follow and not once)
     pace = interval if interval is not None else recorded_interval(recording)
     age = max_age if max_age is not None or follow else math.inf
     serving = Serving("file", listen, pace, age, web_config, once, openmetrics, log)
