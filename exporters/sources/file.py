@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import logging
 import statistics
-from collections.abc import Iterator
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
-from exporters.model import Snapshot, decode, read_snapshots
+from exporters.model import Snapshot, decode
 from exporters.sources.base import EndOfStreamError
 from rca.errors import InvalidInputError, NotFoundError, SourceUnreachableError
+
+_log = logging.getLogger(__name__)
 
 #: Snapshots looked at to find out how far apart they were recorded.
 _SAMPLE: Final = 50
@@ -18,6 +22,8 @@ _SAMPLE: Final = 50
 
 class FileSource:
     """Gives the snapshots of a recording, one a poll, with the times of the recording.
+
+    A recording that a crash cut off is played up to there, and that is logged.
 
     Args:
         path: JSON Lines, as `rca exporter record` writes them; ``.gz`` is compressed.
@@ -32,11 +38,12 @@ class FileSource:
         self.path = Path(path)
         if not self.path.is_file():
             raise NotFoundError(f"{path} is not a file", cure="record one with `rca exporter record`")
-        if follow and self.path.suffix == ".gz":
+        self._compressed = self.path.suffix == ".gz"
+        if follow and self._compressed:
             raise InvalidInputError(f"{path} is compressed and cannot be followed", cure="record without .gz")
         self._follow = follow
-        self._snapshots: Iterator[Snapshot] | None = None if follow else read_snapshots(self.path)
         self._stream: BinaryIO | None = None
+        self._ended = False
         self._partial = b""
         self._line = 0
 
@@ -48,36 +55,46 @@ class FileSource:
             SourceUnreachableError: there is no other yet (with ``follow``).
             InvalidInputError: the next line is not a snapshot; the message names file and line.
         """
-        if self._snapshots is not None:
-            snapshot = next(self._snapshots, None)
-            if snapshot is None:
-                raise EndOfStreamError
-            return snapshot
-        return self._next_line()
-
-    def _next_line(self) -> Snapshot:
-        try:
-            if self._stream is None:
-                self._stream = self.path.open("rb")
-            while True:
+        while not self._ended:
+            try:
+                if self._stream is None:
+                    self._stream = self._open()
                 self._partial += self._stream.readline()
-                if not self._partial.endswith(b"\n"):
+            except EOFError:
+                # The end of the compressed data is missing: it was not closed.
+                self._end(cut_off=True)
+                break
+            except OSError as error:
+                raise InvalidInputError(
+                    f"{self.path} cannot be read: {error.strerror or error}", cure="check the file and its permissions"
+                ) from None
+            if not self._partial.endswith(b"\n"):
+                if self._follow:
                     # Either the end, or a line that is still being written.
                     raise SourceUnreachableError(
                         f"{self.path} has no new snapshot", cure="is `rca exporter record` still running?"
                     )
-                line, self._partial = self._partial, b""
-                self._line += 1
-                if line.strip():
-                    return decode(line, f"{self.path}:{self._line}")
-        except OSError as error:
-            raise InvalidInputError(
-                f"{self.path} cannot be read: {error.strerror}", cure="check its permissions"
-            ) from None
+                self._end(cut_off=bool(self._partial))
+                break
+            line, self._partial = self._partial, b""
+            self._line += 1
+            if line.strip():
+                return decode(line, f"{self.path}:{self._line}")
+        raise EndOfStreamError
+
+    def _open(self) -> BinaryIO:
+        if self._compressed:
+            return cast("BinaryIO", gzip.open(self.path))
+        return self.path.open("rb")
+
+    def _end(self, *, cut_off: bool) -> None:
+        self.close()
+        if cut_off:
+            _log.warning("%s was cut off after line %d", self.path, self._line)
 
     def close(self) -> None:
         """Close the file."""
-        self._snapshots = iter(())
+        self._ended = True
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -87,10 +104,13 @@ def recorded_interval(path: Path | str, default: float = 15.0) -> float:
     """Return the median of the seconds between the first snapshots of a recording; ``default`` for fewer than two.
 
     Raises:
-        NotFoundError: the file does not exist.
+        NotFoundError: there is no such file.
         InvalidInputError: it cannot be read, or one of those lines is not a snapshot.
     """
-    times = [snapshot.time for snapshot in islice(read_snapshots(path), _SAMPLE)]
+    times: list[float] = []
+    with contextlib.closing(FileSource(path)) as source, contextlib.suppress(EndOfStreamError):
+        for _ in range(_SAMPLE):
+            times.append(source.poll().time)
     gaps = [later - earlier for earlier, later in pairwise(times) if later > earlier]
     return statistics.median(gaps) if gaps else default
 
