@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
+from exporters.errors import InvalidInputError, NotFoundError, SourceUnreachableError
 from exporters.model import Snapshot, decode
 from exporters.sources.base import EndOfStreamError
-from rca.errors import InvalidInputError, NotFoundError, SourceUnreachableError
 
 _log = logging.getLogger(__name__)
 

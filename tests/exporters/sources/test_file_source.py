@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from exporters.errors import InvalidInputError, NotFoundError, SourceUnreachableError
 from exporters.model import Snapshot, encode, write_snapshots
 from exporters.recorder import record
 from exporters.sources.base import EndOfStreamError
 from exporters.sources.file import FileSource, recorded_interval
-from rca.errors import InvalidInputError, NotFoundError, SourceUnreachableError
 
 
 def snapshot(time: float) -> Snapshot:
