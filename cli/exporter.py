@@ -104,11 +104,90 @@ _Kubeconfig = Annotated[
 _Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.", show_default=False)]
 _GpuOnly = Annotated[bool, typer.Option("--gpu-only", help="Leave out workloads that ask for no GPU.")]
 
+_Rest = Annotated[
+    str | None,
+    typer.Option(
+        "--rest",
+        help="slurmrestd: http://HOST:6820 or unix:/PATH. Default: read with squeue, sinfo and scontrol.",
+        show_default=False,
+    ),
+]
+_User = Annotated[str | None, typer.Option("--user", help="With --rest: for whom the token is.", show_default=False)]
+_TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        help="With --rest: a file with a token, read again for each poll. Default: $SLURM_JWT.",
+        show_default=False,
+    ),
+]
+_ApiVersion = Annotated[
+    int | None,
+    typer.Option(
+        "--api-version",
+        min=38,
+        max=44,
+        help="With --rest: 38 to 44, for 0.0.38 to 0.0.44. Default: the newest that the server has.",
+        show_default=False,
+    ),
+]
+_PreemptType = Annotated[
+    str | None,
+    typer.Option(
+        "--preempt-type",
+        help="With --rest: PreemptType of slurm.conf, such as preempt/qos, which slurmrestd does not tell.",
+        show_default=False,
+    ),
+]
+_Commands = Annotated[
+    Path | None,
+    typer.Option("--commands", help="Folder with Slurm's commands. Default: the path.", show_default=False),
+]
+_Conf = Annotated[
+    Path | None, typer.Option("--conf", help="slurm.conf. Default: $SLURM_CONF, else Slurm's.", show_default=False)
+]
+_Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for one request or command.")]
+_SlurmCluster = Annotated[
+    str | None,
+    typer.Option("--cluster", help="Name of the cluster in the metrics. Default: Slurm's own.", show_default=False),
+]
+
 _Out = Annotated[Path, typer.Option("--out", help="File to write, JSON Lines; .gz compresses.", show_default=False)]
 _Polls = Annotated[
     int | None, typer.Option("--polls", min=1, help="Stop after this many snapshots.", show_default=False)
 ]
 _Append = Annotated[bool, typer.Option("--append", help="Go on with a file that exists.")]
+
+
+@dataclass(frozen=True, slots=True)
+class _SlurmAccess:
+    """How to read Slurm, as given on the command line."""
+
+    rest: str | None
+    user: str | None
+    token_file: Path | None
+    api_version: int | None
+    preempt_type: str | None
+    commands: Path | None
+    conf: Path | None
+    timeout: float
+    cluster: str | None
+
+    def check(self) -> None:
+        """Refuse options that would have no effect."""
+        from rca.errors import InvalidInputError
+
+        for_rest = {
+            "--user": self.user,
+            "--token-file": self.token_file,
+            "--api-version": self.api_version,
+            "--preempt-type": self.preempt_type,
+        }
+        for_commands = {"--commands": self.commands, "--conf": self.conf}
+        for name, value in (for_commands if self.rest else for_rest).items():
+            if value is not None:
+                other, change = ("does not go with --rest", "drop") if self.rest else ("needs --rest", "give")
+                raise InvalidInputError(f"{name} {other}", cure=f"leave {name} out, or {change} --rest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +234,44 @@ def gpu(
 
     serving = Serving("gpu", listen, interval, max_age, web_config, once, openmetrics, log)
     _serve(serving, _gpu_source(node, allocator_socket, allocator_folder), DeviceCollector())
+
+
+@app.command("slurm")
+def slurm(
+    listen: _Listen = f":{PORTS['slurm']}",
+    interval: _Interval = 15.0,
+    max_age: _MaxAge = None,
+    cluster: _SlurmCluster = None,
+    rest: _Rest = None,
+    user: _User = None,
+    token_file: _TokenFile = None,
+    api_version: _ApiVersion = None,
+    preempt_type: _PreemptType = None,
+    commands: _Commands = None,
+    conf: _Conf = None,
+    timeout: _Timeout = 30.0,
+    policy: _Policy = None,
+    state: _State = None,
+    web_config: _WebConfig = None,
+    once: _Once = False,
+    openmetrics: _OpenMetrics = False,
+    log: _Log = LogLevel.INFO,
+) -> None:
+    """Serve a Slurm cluster: priority violations, queues, fragmentation.
+
+    Reads with Slurm's commands on this machine, or through slurmrestd (--rest), once a poll and never for a scrape.
+
+    \b
+    Examples:
+      rca exporter slurm
+      rca exporter slurm --once
+      rca exporter slurm --rest http://slurm-head:6820 --token-file /etc/prioscope/slurm.jwt
+      rca exporter slurm --policy policy.yaml --state /var/lib/prioscope/slurm.json
+    """
+    rules = _load_policy(policy)
+    serving = Serving("slurm", listen, interval, max_age, web_config, once, openmetrics, log)
+    access = _SlurmAccess(rest, user, token_file, api_version, preempt_type, commands, conf, timeout, cluster)
+    _serve_cluster(serving, _slurm_source(access, _ranking(policy, rules)), rules, state)
 
 
 @app.command("kubernetes")
@@ -265,6 +382,35 @@ def record_gpu(
     _record(_gpu_source(node, allocator_socket, allocator_folder), out, interval, polls, append, log)
 
 
+@record_app.command("slurm")
+def record_slurm(
+    out: _Out,
+    interval: _Interval = 15.0,
+    polls: _Polls = None,
+    append: _Append = False,
+    cluster: _SlurmCluster = None,
+    rest: _Rest = None,
+    user: _User = None,
+    token_file: _TokenFile = None,
+    api_version: _ApiVersion = None,
+    preempt_type: _PreemptType = None,
+    commands: _Commands = None,
+    conf: _Conf = None,
+    timeout: _Timeout = 30.0,
+    policy: _Policy = None,
+    log: _Log = LogLevel.INFO,
+) -> None:
+    """Record a Slurm cluster. Priority levels are those of --policy, or of the cluster's partitions and QOS.
+
+    \b
+    Example:
+      rca exporter record slurm --out week.jsonl.gz
+    """
+    access = _SlurmAccess(rest, user, token_file, api_version, preempt_type, commands, conf, timeout, cluster)
+    source = _slurm_source(access, _ranking(policy, _load_policy(policy)))
+    _record(source, out, interval, polls, append, log)
+
+
 @record_app.command("kubernetes")
 def record_kubernetes(
     out: _Out,
@@ -300,6 +446,27 @@ def _gpu_source(node: str | None, socket: Path | None, folder: Path | None) -> C
 
         allocators = AllocatorSource(socket, folder)
     return lambda: NvmlSource(node=node or "", allocators=allocators)
+
+
+def _slurm_source(access: _SlurmAccess, ranking: Ranking | None) -> Callable[[], Source]:
+    access.check()
+    if access.rest:
+        _needs("httpx")
+    from exporters.sources.slurm import open_slurm
+
+    source = open_slurm(
+        rest=access.rest or "",
+        user=access.user or "",
+        token_file=access.token_file,
+        api_version=access.api_version,
+        preempt_type=access.preempt_type or "",
+        commands=access.commands,
+        conf=access.conf,
+        timeout=access.timeout,
+        cluster=access.cluster or "",
+        ranking=ranking,
+    )
+    return lambda: source
 
 
 def _kubernetes_source(
