@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from exporters.errors import InvalidInputError, SourceUnreachableError
 from exporters.sources.slurm import records, text
 from exporters.sources.slurm.reader import Reading, Remembered
 from exporters.sources.slurm.records import Config, Dump, Part, QosRecord
-from rca.errors import InvalidInputError, SourceUnreachableError
 
 #: From this version on squeue and sinfo write JSON, and from that on scontrol does.
 JSON_SQUEUE: Final = (21, 8)

@@ -6,17 +6,16 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Final
 
 import msgspec
 
+from exporters.errors import InvalidInputError
 from exporters.model import (
     WHOLE_GPU,
     Constraints,
     Demand,
     Event,
-    EventKind,
     Node,
     NodeState,
     Placement,
@@ -27,19 +26,17 @@ from exporters.model import (
     Unread,
     Workload,
     WorkloadState,
-    dense_ranks,
 )
+from exporters.sources.slurm.classes import Classes
 from exporters.sources.slurm.hostlist import expand, task_ids
+from exporters.sources.slurm.preemption import HANDOVER_SECONDS, preemptions
 from exporters.sources.slurm.records import (
-    Config,
     Dump,
     Job,
     NodeRecord,
     PartitionRecord,
-    QosRecord,
 )
 from exporters.sources.slurm.tres import Gpus, Gres, gpus_of, gpus_of_tres, parse_gres, parse_tres
-from rca.errors import InvalidInputError
 
 MIB: Final = 1 << 20
 
@@ -120,120 +117,6 @@ def node_state(states: Sequence[str]) -> NodeState:
     if flags & _DRAIN:
         return NodeState.DRAINING
     return NodeState.UP if flags & _UP else NodeState.UNKNOWN
-
-
-# --- priorities
-
-
-@dataclass(frozen=True)
-class Classes:
-    """How jobs rank, and who may preempt whom, from the configuration of partitions and QOS.
-
-    With a ``ranking`` from a policy file, that decides: names of QOS and partitions first, then the job's number.
-    Otherwise the configured part of Slurm's order does: the partition's priority tier, then what partition and QOS add
-    to a job's priority. Age, size and fair share move and are left out, so that a rank is not lost by waiting. If all
-    partitions and QOS are equal there is only one class, and ranks are not known.
-    """
-
-    partitions: Mapping[str, PartitionRecord] = field(default_factory=dict)
-    qos: Mapping[str, QosRecord] = field(default_factory=dict)
-    config: Config = field(default_factory=Config)
-    ranking: Ranking | None = None
-
-    def rank(self, job: Job) -> int | None:
-        """Return the rank of a job; None: not known."""
-        names = [name for name in (job.qos, *self._ordered(job)) if name]
-        if self.ranking is not None:
-            return self.ranking.rank(job.priority, *names)
-        ranks = self._ranks
-        found = [ranks[key] for name in job.partitions if (key := self._key(name, job.qos)) in ranks]
-        return min(found) if found and len(ranks) > 1 else None
-
-    def queue(self, job: Job) -> str:
-        """Return the partition that a job waits in; of several, the one where Slurm tries first."""
-        return next(iter(self._ordered(job)), "")
-
-    def _ordered(self, job: Job) -> list[str]:
-        return sorted(job.partitions, key=lambda name: -self.partitions[name].tier if name in self.partitions else 0)
-
-    @property
-    def single(self) -> bool:
-        """Whether all jobs are of one class, as far as the configuration says."""
-        return self.ranking is None and len(self._ranks) <= 1
-
-    @cached_property
-    def _ranks(self) -> dict[float, int]:
-        qos = list(self.qos) or [""]
-        return dense_ranks(self._key(partition, name) for partition in self.partitions for name in qos)
-
-    def _key(self, partition: str, qos: str) -> float:
-        record = self.partitions.get(partition)
-        if record is None:
-            return float("nan")
-        # The tier decides alone; the configured share of the priority is below 1, in steps that floats keep apart.
-        return record.tier + round(self._share(record, self.qos.get(qos)), 9)
-
-    def _share(self, partition: PartitionRecord, qos: QosRecord | None) -> float:
-        weights = (self.config.weight_partition, self.config.weight_qos)
-        by_partition, by_qos = (1.0, 1.0) if weights == (None, None) else (weights[0] or 0.0, weights[1] or 0.0)
-        if by_partition + by_qos == 0:
-            return 0.0
-        most_factor = max((item.job_factor for item in self.partitions.values()), default=0.0) or 1.0
-        most_priority = max((item.priority for item in self.qos.values()), default=0.0) or 1.0
-        score = by_partition * partition.job_factor / most_factor
-        score += by_qos * (qos.priority if qos else 0.0) / most_priority
-        return 0.999 * score / (by_partition + by_qos)
-
-    # --- preemption
-
-    def preemptible(self, job: Job) -> bool | None:
-        """Whether Slurm may stop the job for a more urgent one; None: not known."""
-        kind = self.config.preempt_type
-        if kind == "none" or (kind and self.config.preempt_mode == "OFF" and kind == "qos"):
-            return False
-        if kind == "qos":
-            return self._by_qos(job)
-        if kind == "partition_prio":
-            return self._by_partition(job)
-        # slurmrestd does not tell the type. What both types rule out is ruled out.
-        answers = (self._by_qos(job), self._by_partition(job))
-        return False if answers == (False, False) else None
-
-    def may_preempt(self, job: Job) -> bool | None:
-        """Whether the job may make Slurm stop others; None: not known."""
-        kind = self.config.preempt_type
-        if kind == "none":
-            return False
-        if kind == "qos":
-            record = self.qos.get(job.qos)
-            return None if record is None else bool(record.preempts)
-        if kind == "partition_prio":
-            tiers = [self.partitions[name].tier for name in job.partitions if name in self.partitions]
-            return bool(tiers) and any(
-                _stops(item.preempt_mode) and item.tier < max(tiers) for item in self.partitions.values()
-            )
-        return None
-
-    def _by_qos(self, job: Job) -> bool | None:
-        if job.qos and job.qos not in self.qos:
-            return None
-        record = self.qos.get(job.qos)
-        if record is not None and record.preempt_mode == "OFF":
-            return False
-        return any(job.qos in other.preempts for other in self.qos.values())
-
-    def _by_partition(self, job: Job) -> bool | None:
-        record = self.partitions.get(self.queue(job))
-        if record is None:
-            return None
-        if not any(other.tier > record.tier for other in self.partitions.values()):
-            return False
-        return _stops(record.preempt_mode)
-
-
-def _stops(mode: str) -> bool | None:
-    """Whether a PreemptMode stops a job; None when it is not told."""
-    return None if not mode else not set(mode.split(",")) <= {"OFF", "DISABLED", "WITHIN", "GANG"}
 
 
 # --- jobs
@@ -587,6 +470,10 @@ def _use(
     if mine:
         count = sum(item.count for item in mine)
         taken = {at for item in mine for at in item.indices or ()}
+        if len(taken) != count:
+            # GPUs without a type are only counted; the jobs know theirs.
+            names = {name for placement in held or () for name in placement.devices}
+            taken = {at for at in range(gpus.count) if device_name(record.name, at) in names}
         exact = not gpus.mig and len(taken) == count and all(at < gpus.count for at in taken)
         free = tuple(0 if at in taken else WHOLE_GPU for at in range(gpus.count)) if exact else None
         return count * WHOLE_GPU, free
@@ -661,9 +548,6 @@ def snapshot_of(
 #: Preemptions are reported for this long.
 EVENT_SECONDS: Final = 3600.0
 
-#: The winner of a preemption starts within so many seconds of its victim's end.
-HANDOVER_SECONDS: Final = 90.0
-
 
 def _workloads(jobs: Sequence[Job], classes: Classes, notes: Notes) -> list[Workload]:
     rooms = _rooms(jobs)
@@ -706,87 +590,7 @@ def _nodes(
     return found
 
 
-def preemptions(
-    running: Mapping[str, Workload], workloads: Sequence[Workload], time: float, known: Sequence[Event] = ()
-) -> list[Event]:
-    """Return the preemptions between two readings; ``running`` are the workloads that ran in the earlier one.
-
-    Slurm marks a job as preempted only if it is not requeued. One that is, is told apart from other requeues by the
-    job that took its place: one that may preempt, and started on its nodes as it stopped.
-    """
-    starts: dict[str, list[Workload]] = defaultdict(list)
-    for workload in workloads:
-        if workload.state.holding and workload.started is not None:
-            for placement in workload.placements:
-                starts[placement.node].append(workload)
-    reported = {event.id for event in known}
-    found = []
-    for workload in workloads:
-        marked = workload.state is WorkloadState.PREEMPTED
-        before = running.get(workload.id)
-        again = before is not None and workload.requeues > before.requeues and before.preemptible is not False
-        if not (marked or again):
-            continue
-        stopped = (workload.ended if marked else workload.submitted) or time
-        event_id = f"preempted:{workload.id}:{workload.requeues}:{int(stopped)}"
-        if event_id in reported:
-            continue
-        winners = _winners(before, workload, stopped, starts)
-        if not marked and not winners:
-            continue
-        ranks = {winner.rank for winner in winners}
-        one = winners[0] if len(winners) == 1 else None
-        found.append(
-            Event(
-                id=event_id,
-                kind=EventKind.PREEMPTED,
-                time=stopped,
-                workload=workload.id,
-                by=one.id if one else "",
-                rank=workload.rank if before is None else before.rank,
-                by_rank=next(iter(ranks)) if len(ranks) == 1 else None,
-                service=workload.display_service,
-                by_service=one.display_service if one else "",
-                node=before.placements[0].node if before and before.placements else "",
-                gpu_milli=(before or workload).demand.total_gpu_milli if before is None else before.held_gpu_milli,
-                reason=_why(winners, marked),
-            )
-        )
-    return found
-
-
-def _winners(
-    before: Workload | None, workload: Workload, stopped: float, starts: Mapping[str, Sequence[Workload]]
-) -> list[Workload]:
-    """Return the jobs that started where ``before`` ran as it stopped and, if told, on its GPUs."""
-    if before is None:
-        return []
-    devices = {name for placement in before.placements for name in placement.devices}
-    found: dict[str, Workload] = {}
-    for placement in before.placements:
-        for other in starts.get(placement.node, ()):
-            began = other.started
-            if other.id == workload.id or other.may_preempt is False or began is None:
-                continue
-            # Times are whole seconds.
-            if not stopped - 1.0 <= began <= stopped + HANDOVER_SECONDS:
-                continue
-            theirs = {name for item in other.placements for name in item.devices}
-            if devices and theirs and devices.isdisjoint(theirs):
-                continue
-            found[other.id] = other
-    return list(found.values())
-
-
-def _why(winners: Sequence[Workload], marked: bool) -> str:
-    names = ", ".join(winner.id for winner in winners[:5])
-    if marked:
-        return "Slurm says that it was preempted" + (f"; its place was taken by {names}" if names else "")
-    return f"requeued as {names} took its place on its nodes"
-
-
 __all__ = [
-    "Classes",
     "Notes",
     "Seen",
     "demand_of",
@@ -794,7 +598,6 @@ __all__ = [
     "node_of",
     "node_state",
     "placements_of",
-    "preemptions",
     "snapshot_of",
     "workloads_of",
 ]

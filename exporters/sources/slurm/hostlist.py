@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from rca.errors import InvalidInputError
+from exporters.errors import InvalidInputError
 
 #: More names than any cluster has; a longer list is damaged, or an attack.
 MAX_HOSTS: Final = 1 << 20

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
+from exporters.errors import InvalidInputError, SourceUnreachableError
 from exporters.sources.slurm.records import Dump, Part
-from rca.errors import InvalidInputError, SourceUnreachableError
 
 #: Configuration and QOS are read again after this long.
 CONFIG_SECONDS: Final = 300.0

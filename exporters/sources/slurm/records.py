@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from rca.errors import InvalidInputError, SourceUnreachableError
+from exporters.errors import InvalidInputError, SourceUnreachableError
 
 #: NO_VAL and INFINITE of slurm.h, in 32 and 64 bits.
 _UNSET: Final = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFE, 0xFFFFFFFFFFFFFFFF})

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from exporters.errors import InvalidInputError, SourceUnreachableError
 from exporters.sources.slurm import records
 from exporters.sources.slurm.reader import Reading, Remembered
 from exporters.sources.slurm.records import Config, Dump, Part, QosRecord
-from rca.errors import InvalidInputError, SourceUnreachableError
 
 if TYPE_CHECKING:
     import httpx

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from exporters.errors import SourceUnreachableError
 from exporters.model import Ranking, Snapshot
 from exporters.sources.slurm.convert import Seen, snapshot_of
 from exporters.sources.slurm.reader import Reader
-from rca.errors import SourceUnreachableError
 
 
 class SlurmSource:

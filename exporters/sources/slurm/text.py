@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from typing import Final
 
+from exporters.errors import InvalidInputError
 from exporters.sources.slurm.records import (
     Config,
     Held,
@@ -25,7 +26,6 @@ from exporters.sources.slurm.records import (
     words,
 )
 from exporters.sources.slurm.tres import amount
-from rca.errors import InvalidInputError
 
 _PAIR: Final = re.compile(r"(?:^|(?<=\s))([A-Za-z][\w/:.-]*)=")
 _NONE: Final = frozenset({"", "(null)", "N/A", "n/a", "None", "NONE", "none", "Unknown", "UNLIMITED", "INVALID"})

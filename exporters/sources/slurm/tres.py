@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from exporters.errors import InvalidInputError
 from exporters.sources.slurm.hostlist import task_ids
-from rca.errors import InvalidInputError
 
 _NONE: Final = frozenset({"", "(null)", "N/A", "n/a", "none", "None"})
 _COUNT: Final = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)\Z", re.IGNORECASE)

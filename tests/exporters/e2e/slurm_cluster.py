@@ -31,8 +31,6 @@ SlurmctldParameters=enable_configless
 AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket={folder}/munge.sock
-AuthAltTypes=auth/jwt
-AuthAltParameters=jwt_key={folder}/jwt.key
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
@@ -104,6 +102,7 @@ class SlurmCluster:
     partitions: Sequence[Partition]
     min_job_age: int = 300
     rest: bool = True
+    rest_port: int = 0
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -111,6 +110,11 @@ class SlurmCluster:
         """The variables that Slurm's commands need to find this cluster."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SQUEUE", "SBATCH"))}
         return {**kept, "PATH": SBIN, "LC_ALL": "C", "SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    @property
+    def tokens(self) -> bool:
+        """Whether the plugin for JSON Web Tokens is installed (slurm-wlm-jwt-plugin)."""
+        return any(path.exists() for path in Path("/usr/lib").glob("*/slurm-wlm/auth_jwt.so"))
 
     @property
     def rest_socket(self) -> Path:
@@ -141,17 +145,19 @@ class SlurmCluster:
         )
 
     def start_rest(self) -> None:
-        """Start slurmrestd on `rest_socket`, and on TCP with tokens."""
+        """Start slurmrestd on `rest_socket`, without tokens, and on `rest_port` of TCP, with tokens if it can."""
         self.rest_port = free_port()
         plugin = "openapi/slurmctld" if self.version >= (23, 2) else "openapi/v0.0.38"
-        listen = (f"unix:{self.rest_socket}", f"{HOST}:{self.rest_port}")
-        self._run(
-            "slurmrestd",
-            ["slurmrestd", "-s", plugin, "-a", "rest_auth/local,rest_auth/jwt", *listen],
-            # It refuses to be run by root or by SlurmUser unless it is told that this is a test.
-            SLURMRESTD_SECURITY="become_user,disable_user_check" if self.version >= (23, 2) else "disable_user_check",
-            SLURM_JWT="daemon",
-        )
+        # It refuses to be run by root or by SlurmUser unless it is told that this is a test.
+        test = {"SLURMRESTD_SECURITY": "disable_user_check"}
+        if self.version >= (23, 2):
+            test["SLURMRESTD_SECURITY"] += ",become_user"
+        command = ["slurmrestd", "-s", plugin, "-a"]
+        self._run("slurmrestd.local", [*command, "rest_auth/local", f"unix:{self.rest_socket}"], **test)
+        if self.tokens:
+            self._run(
+                "slurmrestd.jwt", [*command, "rest_auth/jwt", f"{HOST}:{self.rest_port}"], SLURM_JWT="daemon", **test
+            )
         wait_for(self.rest_socket.exists, "slurmrestd", self.log)
 
     def stop(self) -> None:
@@ -264,6 +270,8 @@ class SlurmCluster:
                 min_job_age=self.min_job_age,
             )
         ]
+        if self.tokens:
+            lines.append(f"AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={self.folder}/jwt.key")
         gres = ["AutoDetect=off"]
         for node in self.nodes:
             wanted = ",".join(f"gpu:{model}:{count}" if model else f"gpu:{count}" for model, count in node.gpus.items())
