@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from exporters.server import Application, listen, make_server
 from exporters.web_config import LiveWebConfig
@@ -69,15 +67,3 @@ def running(application: Application, live: LiveWebConfig, tls: ssl.SSLContext |
         server.should_exit = True
         thread.join(15)
         assert not thread.is_alive()
-
-
-def unix_ask(path: Path, target: str) -> bytes:
-    """Return the whole answer of a server on a Unix socket."""
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(10)
-        client.connect(str(path))
-        client.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
-        parts = []
-        while part := client.recv(65536):
-            parts.append(part)
-        return b"".join(parts)
