@@ -12,7 +12,7 @@ def train(
     out: Annotated[Path, typer.Option("--out", help="Directory for weights, model card and intermediate work.")] = Path(
         "weights"
     ),
-    incidents: Annotated[int, typer.Option("--incidents", min=64, help="Simulated incidents to train on.")] = 16_000,
+    incidents: Annotated[int, typer.Option("--incidents", min=64, help="Simulated incidents to train on.")] = 18_000,
     epochs: Annotated[
         int, typer.Option("--epochs", min=1, help="Most passes over them; training may stop earlier.")
     ] = 12,

@@ -38,12 +38,12 @@ Progress = Callable[[str, int, int], None]
 class Recipe:
     """Everything that decides the weights. ``members``: networks whose log-probabilities are averaged."""
 
-    incidents: int = 16_000
+    incidents: int = 18_000
     validation: int = 1_000
     calibration: int = 1_500
     test: int = 600
     members: int = 2
-    epochs: int = 12
+    epochs: int = 10
     patience: int = 4
     batch_nodes: int = 2_500
     learning_rate: float = 2e-3
