@@ -507,8 +507,10 @@ def _load_policy(policy: str | None) -> Policy:
 
 
 def _ranking(policy: str | None, rules: Policy) -> Ranking | None:
-    """Only a policy that was given overrides what the cluster itself says about its priorities."""
-    return None if policy is None else rules.ranking
+    """Only a policy that was given, and has levels, overrides what the cluster itself says about its priorities."""
+    from exporters.policy import default_policy
+
+    return None if policy is None or rules.ranking == default_policy().ranking else rules.ranking
 
 
 def _logging(level: LogLevel, *, quiet: bool = False) -> None:

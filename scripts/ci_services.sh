@@ -1,36 +1,45 @@
 #!/usr/bin/env bash
-# Install the services that tests start on loopback (Debian or Ubuntu, as root). Quick when they are there already.
+# Install what tests start on loopback (Debian or Ubuntu, as root): Slurm with slurmrestd and tokens, munge, Prometheus
+# with promtool, and a C compiler. Nothing is started or enabled here. Quick where all of them are there.
 set -euo pipefail
 
-declare -A packages=(
-    [promtool]=prometheus
-    [gcc]="gcc libc6-dev"
-    [slurmctld]=slurmctld
-    [slurmd]=slurmd
-    [slurmrestd]=slurmrestd
-    [sinfo]=slurm-client
-    [munged]=munge
-)
-missing=()
-for command in "${!packages[@]}"; do
-    if ! PATH=$PATH:/usr/sbin:/sbin command -v "$command" >/dev/null 2>&1; then
-        # shellcheck disable=SC2206 # one command may need several packages
-        missing+=(${packages[$command]})
-    fi
+PATH=$PATH:/usr/sbin:/usr/local/sbin:/sbin
+packages=()
+need() { command -v "$1" >/dev/null 2>&1 || packages+=("$2"); }
+need slurmctld slurmctld
+need slurmd slurmd
+need slurmrestd slurmrestd
+need squeue slurm-client
+need munged munge
+need prometheus prometheus
+need promtool prometheus
+need gcc gcc
+[ -e /usr/include/stdio.h ] || packages+=(libc6-dev)
+# These have no command: JSON and scheduling plugins, and those for tokens.
+for name in slurm-wlm-basic-plugins slurm-wlm-jwt-plugin; do
+    dpkg-query -W -f '${Status}' "$name" 2>/dev/null | grep -q 'ok installed' || packages+=("$name")
 done
-if [ ${#missing[@]} -eq 0 ]; then
+
+if [ ${#packages[@]} -eq 0 ]; then
     echo "services: all installed"
     exit 0
 fi
-if [ "$(id -u)" != 0 ]; then
-    echo "error: not installed, and not root: ${missing[*]}" >&2
-    echo "cure: sudo apt-get install ${missing[*]}" >&2
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+    echo "error: not installed: ${packages[*]}" >&2
+    echo "cure: sudo apt-get install ${packages[*]}" >&2
     exit 1
 fi
+
+# The packages start their services at once, with configurations that are not there. In a container there is no
+# systemd to stop them, so that they must not start.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    trap 'rm -f "$policy"' EXIT
+fi
+
+export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
-# Nothing is to be started as a system service here: tests start their own.
-printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
-chmod +x /usr/sbin/policy-rc.d
-trap 'rm -f /usr/sbin/policy-rc.d' EXIT
-DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-echo "services: installed ${missing[*]}"
+apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+echo "services: installed ${packages[*]}"

@@ -69,6 +69,7 @@ class CommandReader:
         nodes = reading.part("nodes", self._nodes)
         reading.check(jobs, nodes)
         partitions = reading.part("partitions", lambda: text.parse_partitions(self._scontrol("partition")))
+        reservations = reading.part("reservations", lambda: text.parse_reservations(self._scontrol("reservation")))
         config = Config()
         try:
             config = self._config.get() or config
@@ -80,7 +81,7 @@ class CommandReader:
                 qos = self._qos.get()
             except (SourceUnreachableError, InvalidInputError) as error:
                 reading.unread["qos"] = str(error)
-        return Dump(jobs, nodes, partitions, qos, config, reading.unread, config.cluster)
+        return Dump(jobs, nodes, partitions, reservations, qos, config, reading.unread, config.cluster)
 
     def close(self) -> None:
         """Do nothing: there is no connection."""

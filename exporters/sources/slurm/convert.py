@@ -141,6 +141,14 @@ class Notes:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """An active reservation. ``flexible``: its jobs may use other nodes too."""
+
+    nodes: frozenset[str]
+    flexible: bool
+
+
 def demand_of(job: Job) -> tuple[Demand, tuple[str, ...]]:
     """Return what a job asks for, and the names of what a `Demand` cannot express.
 
@@ -289,8 +297,8 @@ def _gpus_per_node(job: Job, hosts: Sequence[str], notes: Notes) -> list[tuple[G
     return [(Gres("gpu", model, share + (at < rest)),) for at in range(len(hosts))]
 
 
-def constraints_of(job: Job, unchecked: Iterable[str]) -> Constraints:
-    """Return where a job may run.
+def constraints_of(job: Job, unchecked: Iterable[str], reserved: Mapping[str, Reserved]) -> Constraints:
+    """Return where a job may run. One that asks for a reservation runs on its nodes, and only such a one does.
 
     Raises:
         InvalidInputError: a host list cannot be parsed.
@@ -308,12 +316,18 @@ def constraints_of(job: Job, unchecked: Iterable[str]) -> Constraints:
         missing.append("heterogeneous job")
     if "," in job.siblings:
         missing.append("federation")
+    required = tuple(expand(job.required_nodes))
+    found = [reserved[name] for name in job.reservation.split(",") if name in reserved]
+    if found and not required and not any(item.flexible for item in found):
+        required = tuple(sorted({node for item in found for node in item.nodes}))
+    elif job.reservation and (not found or any(item.flexible for item in found)):
+        missing.append("reservation")
     return Constraints(
         partitions=job.partitions,
         features=tuple(features),
-        required_nodes=tuple(expand(job.required_nodes)),
+        required_nodes=required,
         excluded_nodes=tuple(expand(job.excluded_nodes)),
-        tolerations=tuple(Toleration(RESERVATION, "Equal", name) for name in job.reservation.split(",") if name),
+        tolerations=(Toleration(RESERVATION, "Exists"),) if job.reservation else (),
         exclusive=job.exclusive,
         unchecked=tuple(missing),
     )
@@ -335,7 +349,13 @@ def job_id(job: Job, task: int | None = None) -> str:
     return f"{job.array_job}_{number}" if job.array_job and number is not None else str(job.id)
 
 
-def workloads_of(job: Job, classes: Classes, notes: Notes, room: int | None = None) -> list[Workload]:
+def workloads_of(
+    job: Job,
+    classes: Classes,
+    notes: Notes,
+    room: int | None = None,
+    reserved: Mapping[str, Reserved] | None = None,
+) -> list[Workload]:
     """Return the workload of a job; of waiting tasks of an array one each, of which ``room`` may start now.
 
     Raises:
@@ -364,7 +384,7 @@ def workloads_of(job: Job, classes: Classes, notes: Notes, room: int | None = No
         ended=job.end if state.ended else None,
         demand=demand,
         placements=placements if state.holding else (),
-        constraints=constraints_of(job, unchecked),
+        constraints=constraints_of(job, unchecked, reserved or {}),
         preemptible=classes.preemptible(job),
         may_preempt=classes.may_preempt(job),
         labels=labels,
@@ -418,7 +438,13 @@ def _rooms(jobs: Iterable[Job]) -> dict[int, int]:
 # --- nodes
 
 
-def node_of(record: NodeRecord, partitions: Sequence[str], held: Sequence[Placement] | None, notes: Notes) -> Node:
+def node_of(
+    record: NodeRecord,
+    partitions: Sequence[str],
+    held: Sequence[Placement] | None,
+    notes: Notes,
+    reserved: Mapping[str, Reserved] | None = None,
+) -> Node:
     """Return a node. ``held`` is what jobs hold on it; None when jobs could not be read.
 
     Raises:
@@ -433,16 +459,16 @@ def node_of(record: NodeRecord, partitions: Sequence[str], held: Sequence[Placem
     mig = dict(gpus.mig)
     for profile, count in gpus_of(used or ()).mig:
         mig[profile] = max(0, mig.get(profile, 0) - count)
-    taints = []
-    if record.reservation or {"RESERVED", "MAINT", "MAINTENANCE"} & set(record.states):
-        taints.append(Taint(RESERVATION, record.reservation))
+    # The node's own flag comes late, and with 22.05 not at all.
+    holder = next((name for name, item in (reserved or {}).items() if record.name in item.nodes), record.reservation)
+    is_reserved = holder or {"RESERVED", "MAINT", "MAINTENANCE"} & set(record.states)
     return Node(
         name=record.name,
         state=node_state(record.states),
         reason=record.reason,
         partitions=tuple(partitions) or record.partitions,
         features=record.features,
-        taints=tuple(taints),
+        taints=(Taint(RESERVATION, holder),) if is_reserved else (),
         gpu_models=gpus.models,
         gpu_capacity_milli=gpus.count * WHOLE_GPU,
         gpu_allocated_milli=allocated,
@@ -503,7 +529,7 @@ def snapshot_of(
     """Return the snapshot of one reading, and what the next one needs to know."""
     notes = Notes()
     unread = [Unread(what, why) for what, why in dump.unread.items()]
-    for part in (dump.jobs, dump.nodes, dump.partitions):
+    for part in (dump.jobs, dump.nodes, dump.partitions, dump.reservations):
         for name, why in (part.rejected if part else {}).items():
             notes.add(f"{name.split(' ')[0]}s", f"{name}: {why}")
     partitions = {item.name: item for item in (dump.partitions.items if dump.partitions else ())}
@@ -513,8 +539,9 @@ def snapshot_of(
             "priority classes",
             "all partitions and QOS have one priority: name levels in a policy file to tell them apart",
         )
-    workloads = _workloads(dump.jobs.items, classes, notes) if dump.jobs else []
-    nodes = _nodes(dump, partitions, workloads, notes)
+    reserved = _reserved(dump, time, notes)
+    workloads = _workloads(dump.jobs.items, classes, notes, reserved) if dump.jobs else []
+    nodes = _nodes(dump, partitions, workloads, notes, reserved)
     before = seen or Seen()
     events = before.events
     running = dict(before.running)
@@ -549,7 +576,28 @@ def snapshot_of(
 EVENT_SECONDS: Final = 3600.0
 
 
-def _workloads(jobs: Sequence[Job], classes: Classes, notes: Notes) -> list[Workload]:
+def _reserved(dump: Dump, time: float, notes: Notes) -> dict[str, Reserved]:
+    """Return the reservations that are active now. Those of some cores of their nodes leave the rest to others."""
+    cpus = {record.name: record.cpus or 0.0 for record in (dump.nodes.items if dump.nodes else ())}
+    found = {}
+    for item in dump.reservations.items if dump.reservations else ():
+        if not (item.start or 0.0) <= time < (item.end or float("inf")):
+            continue
+        try:
+            nodes = frozenset(expand(item.nodes))
+        except InvalidInputError as error:
+            notes.add("reservations", f"{item.name}: {error}")
+            continue
+        # A core has one CPU or two.
+        total = sum(cpus.get(node, 0.0) for node in nodes)
+        if item.cores is not None and total and item.cores * 2 < total:
+            notes.add("reservations", f"{item.name} is of some cores of its nodes, which are taken as free for all")
+            continue
+        found[item.name] = Reserved(nodes, "FLEX" in item.flags)
+    return found
+
+
+def _workloads(jobs: Sequence[Job], classes: Classes, notes: Notes, reserved: Mapping[str, Reserved]) -> list[Workload]:
     rooms = _rooms(jobs)
     found = []
     for job in jobs:
@@ -557,14 +605,18 @@ def _workloads(jobs: Sequence[Job], classes: Classes, notes: Notes) -> list[Work
             # The copy of a federated job that runs in another cluster.
             continue
         try:
-            found.extend(workloads_of(job, classes, notes, rooms.get(job.array_job)))
+            found.extend(workloads_of(job, classes, notes, rooms.get(job.array_job), reserved))
         except InvalidInputError as error:
             notes.add("jobs", f"job {job.id}: {error}")
     return found
 
 
 def _nodes(
-    dump: Dump, partitions: Mapping[str, PartitionRecord], workloads: Sequence[Workload], notes: Notes
+    dump: Dump,
+    partitions: Mapping[str, PartitionRecord],
+    workloads: Sequence[Workload],
+    notes: Notes,
+    reserved: Mapping[str, Reserved],
 ) -> list[Node]:
     members: dict[str, list[str]] = defaultdict(list)
     for partition in partitions.values():
@@ -584,7 +636,7 @@ def _nodes(
         # The node's own list wins: a partition may name a node set.
         names = record.partitions or members[record.name]
         try:
-            found.append(node_of(record, names, held[record.name] if dump.jobs else None, notes))
+            found.append(node_of(record, names, held[record.name] if dump.jobs else None, notes, reserved))
         except InvalidInputError as error:
             notes.add("nodes", f"node {record.name}: {error}")
     return found

@@ -130,6 +130,17 @@ class QosRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     preempt_mode: str = ""
 
 
+class Reservation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Nodes that only some jobs may use, between two times. ``cores`` is how many of their cores; flags in capitals."""
+
+    name: str
+    nodes: str = ""
+    start: float | None = None
+    end: float | None = None
+    cores: float | None = None
+    flags: tuple[str, ...] = ()
+
+
 class Config(msgspec.Struct, frozen=True, omit_defaults=True):
     """What slurm.conf says about priorities and preemption. Empty and None: not known."""
 
@@ -159,6 +170,7 @@ class Dump:
     jobs: Part | None = None
     nodes: Part | None = None
     partitions: Part | None = None
+    reservations: Part | None = None
     qos: tuple[QosRecord, ...] | None = None
     config: Config = field(default_factory=Config)
     unread: Mapping[str, str] = field(default_factory=dict)
@@ -184,6 +196,10 @@ class _Nodes(msgspec.Struct):
 
 class _Partitions(msgspec.Struct):
     partitions: list[msgspec.Raw] | None = None
+
+
+class _Reservations(msgspec.Struct):
+    reservations: list[msgspec.Raw] | None = None
 
 
 class _Qos(msgspec.Struct):
@@ -487,6 +503,20 @@ def _partition(raw: Mapping[str, Any]) -> PartitionRecord:
     )
 
 
+def _reservation(raw: Mapping[str, Any]) -> Reservation:
+    name = _text(raw.get("name"))
+    if not name:
+        raise InvalidInputError("a reservation has no name")
+    return Reservation(
+        name=name,
+        nodes=_text(raw.get("node_list")),
+        start=number(raw.get("start_time")),
+        end=number(raw.get("end_time")),
+        cores=number(raw.get("core_count")),
+        flags=words(raw.get("flags")),
+    )
+
+
 def _qos(raw: Mapping[str, Any]) -> QosRecord:
     name = _text(raw.get("name"))
     if not name:
@@ -580,6 +610,19 @@ def parse_partitions(data: bytes, where: str = "partitions") -> Part:
         lambda answer: answer.partitions,
         lambda raw: _partition(_OBJECT.decode(raw)),
         "partition",
+        "name",
+    )
+
+
+def parse_reservations(data: bytes, where: str = "reservations") -> Part:
+    """Parse an answer that holds reservations. Raises as `clean` and `check_envelope`."""
+    return _parse(
+        data,
+        where,
+        _Reservations,
+        lambda answer: answer.reservations,
+        lambda raw: _reservation(_OBJECT.decode(raw)),
+        "reservation",
         "name",
     )
 

@@ -91,6 +91,9 @@ class RestReader:
         partitions = reading.part(
             "partitions", lambda: records.parse_partitions(self._get("partitions"), self._where("partitions"))
         )
+        reservations = reading.part(
+            "reservations", lambda: records.parse_reservations(self._get("reservations"), self._where("reservations"))
+        )
         qos: tuple[QosRecord, ...] | None = None
         try:
             qos = self._qos.get()
@@ -102,7 +105,7 @@ class RestReader:
             reading.unread["configuration"] = (
                 f"slurmrestd (API 0.0.{version}) does not give PreemptType: whether jobs may be preempted is not known"
             )
-        return Dump(jobs, nodes, partitions, qos, self._config, reading.unread, self._cluster)
+        return Dump(jobs, nodes, partitions, reservations, qos, self._config, reading.unread, self._cluster)
 
     def close(self) -> None:
         """Close the connection."""
@@ -140,7 +143,7 @@ class RestReader:
             paths = {}
         found: set[int] = set()
         for path in paths:
-            match = re.fullmatch(r"(/slurm(?:db)?)/v0\.0\.(\d+)/(jobs|nodes|partitions|qos)(/?)", path)
+            match = re.fullmatch(r"(/slurm(?:db)?)/v0\.0\.(\d+)/(jobs|nodes|partitions|reservations|qos)(/?)", path)
             if match:
                 self._paths[f"{match[1]}/{match[2]}/{match[3]}"] = path
                 if match[3] == "jobs" and match[1] == "/slurm":

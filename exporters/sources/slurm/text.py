@@ -22,6 +22,7 @@ from exporters.sources.slurm.records import (
     Part,
     PartitionRecord,
     QosRecord,
+    Reservation,
     number,
     words,
 )
@@ -83,7 +84,7 @@ def _pairs(line: str, free: frozenset[str]) -> Iterator[tuple[str, str]]:
 def _blocks(text: str, first: str, free: frozenset[str]) -> Iterator[list[tuple[str, str]]]:
     """Yield the pairs of each record; a record begins with the key ``first`` at the beginning of a line."""
     current: list[tuple[str, str]] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         begins = line.startswith(f"{first}=")
         if begins and current:
             yield current
@@ -117,7 +118,7 @@ def parse_partitions(text: str) -> Part:
 def parse_nodes(text: str) -> Part:
     """Parse ``scontrol show node``, with one line per node or several; ``-d`` adds the GPUs in use."""
     # With one line per node, free text ends where the next key begins.
-    one_line = any(line.startswith("NodeName=") and " NodeAddr=" in line for line in text.splitlines())
+    one_line = any(line.startswith("NodeName=") and " NodeAddr=" in line for line in text.split("\n"))
     return _convert(_blocks(text, "NodeName", frozenset() if one_line else _FREE_NODE), "node", "NodeName", _node)
 
 
@@ -272,10 +273,28 @@ def _convert(
     return Part(tuple(found), rejected)
 
 
+def parse_reservations(text: str, zone: tzinfo | None = None) -> Part:
+    """Parse ``scontrol show reservation``."""
+    found = []
+    for pairs in _blocks(text, "ReservationName", frozenset()):
+        get = dict(pairs).get
+        found.append(
+            Reservation(
+                name=get("ReservationName", ""),
+                nodes=_value(get("Nodes")),
+                start=parse_time(get("StartTime", ""), zone),
+                end=parse_time(get("EndTime", ""), zone),
+                cores=number(get("CoreCnt")),
+                flags=words(get("Flags", "")),
+            )
+        )
+    return Part(tuple(found))
+
+
 def parse_config(text: str) -> Config:
     """Parse ``scontrol show config``."""
     pairs = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         key, equals, value = line.partition("=")
         if equals:
             pairs[key.strip()] = value.strip()
@@ -304,7 +323,7 @@ def parse_table(text: str, columns: Sequence[str] = (), separator: str = "|") ->
     """
     rows: list[tuple[int, list[str]]] = []
     names = list(columns)
-    for at, line in enumerate(text.splitlines(), start=1):
+    for at, line in enumerate(text.split("\n"), start=1):
         if rows and len(rows[-1][1]) < len(names):
             # A value with line breaks in it, such as a submit line.
             first, *others = line.split(separator)
@@ -463,6 +482,7 @@ __all__ = [
     "parse_nodes",
     "parse_partitions",
     "parse_qos",
+    "parse_reservations",
     "parse_table",
     "parse_time",
 ]

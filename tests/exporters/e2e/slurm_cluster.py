@@ -129,8 +129,7 @@ class SlurmCluster:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         self._configure()
         self._munge()
-        self._run("slurmctld", ["slurmctld", "-D", "-c"])
-        wait_for(lambda: self.command("scontrol", "ping", check=False).count(" is UP"), "slurmctld", self.log)
+        self.start_controller("-c")
         for node in self.nodes:
             (self.folder / "spool" / node.name).mkdir()
             self._run(f"slurmd.{node.name}", ["slurmd", "-D", "-N", node.name])
@@ -143,6 +142,11 @@ class SlurmCluster:
             "the nodes",
             self.log,
         )
+
+    def start_controller(self, *options: str) -> None:
+        """Start slurmctld, with the state of the one before unless ``-c`` is among ``options``."""
+        self._run("slurmctld", ["slurmctld", "-D", *options])
+        wait_for(lambda: self.command("scontrol", "ping", check=False).count(" is UP"), "slurmctld", self.log)
 
     def start_rest(self) -> None:
         """Start slurmrestd on `rest_socket`, without tokens, and on `rest_port` of TCP, with tokens if it can."""
