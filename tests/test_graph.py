@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import networkx as nx
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import BASELINE, INCIDENT
 
 from rca.errors import NotFoundError
 from rca.graph import EDGE_STATIC, NODE_KINDS, RELATIONS, CallGraph, build
-from rca.incident import DEVICES_SCHEMA, EDGES_SCHEMA, WORKLOADS_SCHEMA, Header, Incident, Victim, metrics_table
+from rca.incident import DEVICES_SCHEMA, EDGES_SCHEMA, WORKLOADS_SCHEMA, Header, Incident, Victim, Window, metrics_table
+
+ONSET = datetime(2026, 1, 31, 3, 5, tzinfo=UTC)
+BASELINE = Window(ONSET - timedelta(minutes=65), ONSET - timedelta(minutes=5))
+INCIDENT = Window(ONSET - timedelta(minutes=5), ONSET + timedelta(minutes=15))
 
 Row = dict[str, Any]
 
