@@ -550,7 +550,7 @@ def clean(data: bytes, where: str) -> bytes:
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
         return text.encode()
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         pass
     try:
         return msgspec.json.encode(json.loads(text, strict=False, parse_constant=lambda _: None))

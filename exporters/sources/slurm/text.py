@@ -29,7 +29,9 @@ from exporters.sources.slurm.records import (
 from exporters.sources.slurm.tres import amount
 
 _PAIR: Final = re.compile(r"(?:^|(?<=\s))([A-Za-z][\w/:.-]*)=")
-_NONE: Final = frozenset({"", "(null)", "N/A", "n/a", "None", "NONE", "none", "Unknown", "UNLIMITED", "INVALID"})
+_NONE: Final = frozenset(
+    {"", "(null)", "N/A", "n/a", "None", "NONE", "none", "Unknown", "UNLIMITED", "INVALID", "None assigned"}
+)
 _MIB: Final = 1 << 20
 
 #: Keys whose value is free text up to the end of its line.
