@@ -170,7 +170,8 @@ def _job(pairs: Sequence[tuple[str, str]], zone: tzinfo | None) -> Job:
         id=int(job_id),
         name=get("JobName", ""),
         states=words(get("JobState")),
-        reason=_value(get("Reason")),
+        # ``ReqNodeNotAvail,_UnavailableNodes:gpu2``: JSON has only the word.
+        reason=_value(get("Reason")).split(",")[0],
         partitions=tuple(filter(None, _value(get("Partition")).split(","))),
         priority=number(get("Priority")),
         qos=_value(get("QOS")),
@@ -390,6 +391,30 @@ _COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
+#: The short states of ``squeue -t``.
+_SHORT: Final[Mapping[str, str]] = {
+    "PD": "PENDING",
+    "R": "RUNNING",
+    "S": "SUSPENDED",
+    "ST": "STOPPED",
+    "CF": "CONFIGURING",
+    "CG": "COMPLETING",
+    "CD": "COMPLETED",
+    "CA": "CANCELLED",
+    "F": "FAILED",
+    "TO": "TIMEOUT",
+    "NF": "NODE_FAIL",
+    "BF": "BOOT_FAIL",
+    "DL": "DEADLINE",
+    "OOM": "OUT_OF_MEMORY",
+    "PR": "PREEMPTED",
+    "RQ": "REQUEUED",
+    "RH": "REQUEUE_HOLD",
+    "RV": "REVOKED",
+    "SE": "SPECIAL_EXIT",
+}
+
+
 def jobs_of_rows(rows: Iterable[Mapping[str, str]], zone: tzinfo | None = UTC) -> Part:
     """Return the jobs of a table of squeue or sacct; steps of jobs (``812.batch``) are left out."""
     found = []
@@ -417,8 +442,9 @@ def _row(get: Callable[[str], str], label: str, zone: tzinfo | None) -> Job:
     if not job_id.isdigit():
         raise InvalidInputError(f"{label[:40]!r} is not a job id")
     tres = get("tres_alloc")
-    state = get("state").split(" ")[0]
-    pending = state.upper() in ("PENDING", "PD")
+    state = get("state").split(" ")[0].upper()
+    state = _SHORT.get(state, state)
+    pending = state == "PENDING"
     return Job(
         id=int(job_id),
         name=get("name"),
