@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
@@ -230,6 +231,40 @@ def _without_spikes(values: Floats) -> Floats:
     out = values.copy()
     out[known] = np.median(np.stack([padded[:-2], padded[1:-1], padded[2:]]), axis=0)
     return out
+
+
+#: Spec R1: what a node of the call-chain graph carries.
+R1_NODE = ("log1p_request_rate", "error_ratio", "log1p_p99_seconds")
+
+
+def r1_node_features(panel: Panel) -> tuple[Floats, Bools]:
+    """Spec R1's node features over the incident window: log1p(QPS), error ratio, log1p(P99 in seconds).
+
+    Returns:
+        Values [N, 3] in the order of `R1_NODE` (0 where missing), and the mask of what was measured [N, 3]. The network
+        is not given these: absolute levels tell nodes apart by size, not by what went wrong.
+    """
+    blank = np.full(len(panel.graph.nodes), np.nan)
+
+    def level(*names: str) -> Floats:
+        for name in names:
+            if name in panel.window:
+                return _row_mean(panel.window[name][:, LEAD:])
+        return blank
+
+    columns = [np.log1p(level("request_rate")), level("error_ratio"), np.log1p(level("latency_p99_seconds", *_TAILS))]
+    values = np.stack(columns, axis=1)
+    known = np.isfinite(values)
+    return np.where(known, values, 0.0), known
+
+
+def annotated(panel: Panel) -> nx.MultiDiGraph:
+    """The call graph as networkx with R1's features on nodes and edges; what was not measured is not there."""
+    graph = panel.graph.to_networkx()
+    values, known = r1_node_features(panel)
+    for row, node in enumerate(panel.graph.nodes):
+        graph.nodes[node].update({name: float(values[row, k]) for k, name in enumerate(R1_NODE) if known[row, k]})
+    return graph
 
 
 def _squash(values: Floats) -> Floats:

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rca.features import Features, call_weights, deviate, extract, symptom_onset, victim_weights
+from rca.features import (
+    Features,
+    annotated,
+    call_weights,
+    deviate,
+    extract,
+    r1_node_features,
+    symptom_onset,
+    victim_weights,
+)
 from rca.graph import EDGE_STATIC, NODE_KINDS, RELATIONS, CallGraph, Floats, Ints
 from rca.incident import NodeKind, Relation
 from rca.panel import LEAD, Panel
@@ -542,3 +551,16 @@ def test_one_outlier_before_the_step_moves_the_onset_by_a_sample_at_most(outlier
 def test_without_a_baseline_the_shift_within_the_window_counts() -> None:
     values = np.concatenate([noisy(1.0, 8), noisy(4.0, 4)], axis=1)
     assert symptom(values, baseline=np.empty((1, 0))) == 8
+
+
+def test_nodes_carry_the_features_of_r1_where_they_were_measured() -> None:
+    graph = graph_of("a>b")
+    before = {RATE: {"a": 9.0, "b": 9.0}}
+    after = {RATE: {"a": 9.0, "b": np.nan}, "latency_p99_seconds": {"a": 1.0, "b": 0.5}}
+    panel = panel_of(graph, before, after)
+    values, known = r1_node_features(panel)
+    web, db = graph.find("a"), graph.find("b")
+    assert values[web] == pytest.approx([np.log(10.0), 0.0, np.log(2.0)])
+    assert known[web].tolist() == [True, False, True]
+    assert known[db].tolist() == [False, False, True]
+    assert "log1p_request_rate" not in annotated(panel).nodes["b"]
