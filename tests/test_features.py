@@ -555,7 +555,7 @@ def test_without_a_baseline_the_shift_within_the_window_counts() -> None:
 
 def test_nodes_carry_the_features_of_r1_where_they_were_measured() -> None:
     graph = graph_of("a>b")
-    before = {RATE: {"a": 9.0, "b": 9.0}}
+    before = {RATE: {"a": 9.0, "b": 9.0}, "latency_p99_seconds": {"a": 1.0, "b": 0.5}}
     after = {RATE: {"a": 9.0, "b": np.nan}, "latency_p99_seconds": {"a": 1.0, "b": 0.5}}
     panel = panel_of(graph, before, after)
     values, known = r1_node_features(panel)
