@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -67,10 +68,12 @@ class RestReader:
         self._paths: dict[str, str] = {}
         self._config = Config(preempt_type=preempt_type.removeprefix("preempt/"))
         self._qos: Remembered[tuple[QosRecord, ...]] = Remembered(self._read_qos)
+        self._socket: Path | None = None
         transport = None
         base = address
         if address.startswith("unix:"):
-            transport = httpx.HTTPTransport(uds=address.removeprefix("unix:").removeprefix("//"))
+            self._socket = Path(address.removeprefix("unix:").removeprefix("//"))
+            transport = httpx.HTTPTransport(uds=str(self._socket))
             base = "http://localhost"
         elif not re.match(r"https?://[^/\s]+", address):
             raise InvalidInputError(
@@ -87,7 +90,12 @@ class RestReader:
         reading = Reading({})
         jobs = reading.part("workloads", lambda: records.parse_jobs(self._get("jobs"), self._where("jobs")))
         nodes = reading.part("nodes", lambda: records.parse_nodes(self._get("nodes"), self._where("nodes")))
-        reading.check(jobs, nodes)
+        try:
+            reading.check(jobs, nodes)
+        except SourceUnreachableError:
+            # It may come back as another version.
+            self._version = None
+            raise
         partitions = reading.part(
             "partitions", lambda: records.parse_partitions(self._get("partitions"), self._where("partitions"))
         )
@@ -136,11 +144,9 @@ class RestReader:
 
     def _offered(self) -> set[int]:
         """Return the versions in the server's own description; if it gives none, those that answer a ping."""
-        answer = self._request("/openapi/v3")
-        try:
-            paths = msgspec.json.decode(answer, type=_OpenApi).paths
-        except msgspec.DecodeError:
-            paths = {}
+        paths: dict[str, Any] = {}
+        with contextlib.suppress(msgspec.DecodeError, _StatusError):
+            paths = msgspec.json.decode(self._request("/openapi/v3"), type=_OpenApi).paths
         found: set[int] = set()
         for path in paths:
             match = re.fullmatch(r"(/slurm(?:db)?)/v0\.0\.(\d+)/(jobs|nodes|partitions|reservations|qos)(/?)", path)
@@ -152,11 +158,9 @@ class RestReader:
             for version in [self._fixed] if self._fixed is not None else VERSIONS:
                 try:
                     self._request(f"/slurm/v0.0.{version}/ping")
-                except SourceUnreachableError as error:
-                    if "404" not in str(error):
-                        raise
-                else:
-                    return {version}
+                except _StatusError:
+                    continue
+                return {version}
         return found
 
     def _path(self, group: str, what: str) -> str:
@@ -200,6 +204,10 @@ class RestReader:
 
         deadline = time.monotonic() + self._timeout
         where = f"{self.address}{path}"
+        if self._socket is not None and not self._socket.exists():
+            raise SourceUnreachableError(
+                f"{self.address} does not exist", cure="is slurmrestd running, and on this machine?"
+            )
         body = bytearray()
         try:
             with self._client.stream("GET", path, headers=self._headers()) as answer:
@@ -211,20 +219,13 @@ class RestReader:
                         raise _too_slow(where, self._timeout)
                 self._check(answer, bytes(body), where)
         except httpx.TimeoutException:
-            raise self._away(_too_slow(where, self._timeout)) from None
+            raise _too_slow(where, self._timeout) from None
         except (httpx.TransportError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
-            raise self._away(
-                SourceUnreachableError(
-                    f"{where}: {reason}", cure="is slurmrestd running, and may the exporter reach it?"
-                )
+            raise SourceUnreachableError(
+                f"{where}: {reason}", cure="is slurmrestd running, and may the exporter reach it?"
             ) from None
         return bytes(body)
-
-    def _away(self, error: SourceUnreachableError) -> SourceUnreachableError:
-        # It may come back as another version.
-        self._version = None
-        return error
 
     def _check(self, answer: httpx.Response, body: bytes, where: str) -> None:
         if answer.status_code == 200:
@@ -236,9 +237,11 @@ class RestReader:
                 f"{where}: slurmrestd refuses {token} ({answer.status_code}{detail})",
                 cure="renew it: `scontrol token lifespan=…`, for a user that may read all jobs",
             )
-        raise self._away(
-            SourceUnreachableError(f"{where}: status {answer.status_code}{detail}", cure="look into slurmrestd's log")
-        )
+        raise _StatusError(f"{where}: status {answer.status_code}{detail}", cure="look into slurmrestd's log")
+
+
+class _StatusError(SourceUnreachableError):
+    """The server answered, and not with what was asked for."""
 
 
 def _too_slow(where: str, timeout: float) -> SourceUnreachableError:

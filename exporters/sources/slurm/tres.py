@@ -67,13 +67,9 @@ def _gres(item: str, whole: str) -> Gres:
 
 
 def _notes(item: str) -> tuple[str, str | None]:
-    """Take off ``(S:0-1)`` and ``(IDX:0,2-3)``, but not the ``(null)`` of a missing type."""
-    indices: str | None = None
-    while found := re.search(r"\((IDX|S|CNT):([^()]*)\)", item):
-        if found[1] == "IDX":
-            indices = found[2]
-        item = item[: found.start()] + item[found.end() :]
-    return item, indices
+    """Take off ``(S:0-1)``, ``(IDX:0,2-3)`` and a shard's ``(0/4,3/4)``, but not the ``(null)`` of a missing type."""
+    found = re.search(r"\(IDX:([^()]*)\)", item)
+    return re.sub(r"\((?!null\))[^()]*\)", "", item), found[1] if found else None
 
 
 def _split(text: str) -> Iterator[str]:
