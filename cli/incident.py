@@ -159,6 +159,8 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from rca.report.format import printable
+
     console = Console(highlight=False, soft_wrap=True)
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
@@ -166,7 +168,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
 
     def fact(name: str, value: str) -> None:
         # Text, not markup: names from elsewhere may hold brackets.
-        facts.add_row(name, Text(value))
+        facts.add_row(name, Text(printable(value)))
 
     fact("Incident", summary["id"])
     if summary["title"]:
@@ -187,7 +189,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
         metrics.add_column(name, justify="right")
     for row in summary["metrics"]:
         metrics.add_row(
-            Text(row["metric"]),
+            Text(printable(row["metric"])),
             row["signal"],
             row["unit"],
             *(f"{row[key]:,}" for key in ("nodes", "samples", "missing")),
@@ -197,7 +199,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
         sources = Table("Source", "Kind", "Status", box=None, pad_edge=False, title="\nSources", title_justify="left")
         sources.add_column("Detail", overflow="fold")
         for row in summary["sources"]:
-            sources.add_row(*(Text(row[key]) for key in ("name", "kind", "status", "detail")))
+            sources.add_row(*(Text(printable(row[key])) for key in ("name", "kind", "status", "detail")))
         console.print(sources)
 
 

@@ -106,7 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except OSError as error:
         if error.filename is None:
-            raise
+            note(f"error: cannot write the output: {error.strerror}")
+            note("cure: free some space, or write to another place")
+            silence_stdout()
+            return int(ExitCode.USAGE)
         note(f"error: {error.filename}: {error.strerror}")
         note("cure: check the path and its permissions")
         return int(ExitCode.USAGE)

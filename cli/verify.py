@@ -75,7 +75,7 @@ def _load(path: Path) -> Explanation:
                 cure="upgrade prioscope: pip install -U prioscope",
             )
         return from_json(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInputError(
             f"{path} is not an explanation: {error}", cure="name what `rca explain -o json` wrote"
         ) from None

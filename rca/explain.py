@@ -45,6 +45,8 @@ from rca.signals import Signal, describe, signal_of
 
 #: |z| from which a deviation is worth telling.
 NOTABLE = 3.0
+#: |z| of the victim below which there is nothing to explain.
+UNCHANGED = 1.0
 #: Probability from which a candidate beyond the first is listed.
 CREDIBLE = 0.005
 #: How much of a large graph goes into the drawing and the JSON.
@@ -92,7 +94,11 @@ def analyse(panel: Panel, model: infer.Model, top: int = 5) -> Analysis:
     path = most_probable_path(panel.graph, prediction.crossed, ranking[0], panel.victim)
     candidates = ranking[: min(top, mechanism.CANDIDATES)]
     credible = [node for k, node in enumerate(candidates) if k == 0 or prediction.cause[node] >= CREDIBLE]
-    attribution = mechanism.attribute(panel, features, prediction.cause, credible, model.card.intervals)
+    felt = features.deviations.get(panel.metric)
+    changed = felt is not None and abs(np.nan_to_num(felt.z[panel.victim], nan=UNCHANGED)) >= UNCHANGED
+    attribution = (
+        mechanism.attribute(panel, features, prediction.cause, credible, model.card.intervals) if changed else None
+    )
     return Analysis(panel, features, prediction, ranking, path, attribution, model)
 
 
@@ -300,6 +306,13 @@ def _doubts(analysis: Analysis, impact: Impact, causes: Sequence[Cause], options
         reasons.append(f"the victim's {impact.victim.metric} has no value in the incident window")
     if impact.baseline is None:
         reasons.append(f"the victim's {impact.victim.metric} has no value in the baseline window")
+    deviation = analysis.features.deviations.get(impact.victim.metric)
+    z = np.nan if deviation is None else deviation.z[analysis.panel.victim]
+    if np.isfinite(z) and abs(z) < UNCHANGED:
+        reasons.append(
+            f"the victim's {impact.victim.metric} did not change by more than its usual spread "
+            f"({abs(z):.1f} standard deviations)"
+        )
     nothing = analysis.prediction.nothing
     if first is None or first.confidence < options.min_confidence:
         if nothing > (first.confidence if first else 0.0):
@@ -309,8 +322,8 @@ def _doubts(analysis: Analysis, impact: Impact, causes: Sequence[Cause], options
             )
         elif first is not None:
             reasons.append(
-                f"the first candidate reaches {first.confidence:.0%} confidence, less than the "
-                f"{options.min_confidence:.0%} asked for"
+                f"the first candidate reaches {first.confidence:.3f} confidence, less than the "
+                f"{options.min_confidence:g} asked for"
             )
     return reasons
 
@@ -467,6 +480,8 @@ def _not_checked(incident: Incident, analysis: Analysis) -> tuple[NotChecked, ..
     out += _group(graph, depends & measured & ~compared, "no baseline to compare with")
     signals = {signal_of(name) for name in panel.window}
     services = (graph.kinds == 0).sum()
+    if analysis.attribution is None:
+        out.append(NotChecked("counterfactual", "the victim's change is too small, or its level before is unknown"))
     if Signal.ERRORS not in signals:
         out.append(NotChecked("errors", "no error ratio was measured: a fault that only fails requests would not show"))
     if Signal.LATENCY not in signals:

@@ -195,7 +195,7 @@ def symptom_onset(panel: Panel) -> int:
     values = window[panel.victim]
     steps = len(values)
     if panel.onset is not None:
-        return int(np.clip(LEAD + round(panel.onset / panel.step), 0, max(steps - 1, 0)))
+        return int(np.clip(LEAD + round(panel.onset / panel.step), LEAD, max(steps - 1, LEAD)))
     base = panel.baseline.get(panel.metric, np.full((len(window), 0), np.nan))[panel.victim][None, :]
     median, sigma, count, spread = _sorted_stats(base)
     floor = _FLOOR.get(signal_of(panel.metric), 1e-9)

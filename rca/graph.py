@@ -226,7 +226,7 @@ def _infrastructure(incident: Incident, kinds: dict[str, NodeKind]) -> Iterable[
         kinds.setdefault(name, NodeKind.SERVICE if row["service"] else NodeKind.WORKLOAD)
         running = row["state"] == "running"
         if running:
-            for device in row["devices"] or []:
+            for device in filter(None, row["devices"] or []):
                 kinds.setdefault(device, NodeKind.GPU)
                 yield name, device, Relation.RUNS_ON
                 on_device.setdefault(device, []).append(name)

@@ -296,6 +296,8 @@ class Incident:
             found.append(f"incident id {header.id!r} is empty or holds unprintable characters or '/'")
         if header.baseline.start < header.window.end and header.window.start < header.baseline.end:
             found.append("baseline window overlaps the incident window")
+        if header.onset is not None and not header.baseline.start <= header.onset < header.window.end:
+            found.append(f"the onset {header.onset.isoformat()} lies outside the baseline and incident windows")
         for name in ("nodes", "workloads", "devices"):
             table = self.tables[name]
             key = table.column(0)
@@ -625,7 +627,7 @@ def _read_header(source: Path, members: Mapping[str, _Member]) -> Header:
 def _decode(where: str, raw: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInputError(f"{where}: {error}", cure="correct that field, or export the bundle again") from None
 
 

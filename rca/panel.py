@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,8 @@ from rca.incident import Incident, Window
 MAX_STEPS = 720
 #: Grid points before the incident window that go with it: what was normal just before, when the baseline is old.
 LEAD = 3
+#: Values at least this large are treated as not measured.
+LARGEST = 1e15
 #: Rows from which the sampling step is estimated.
 SAMPLED_ROWS = 200_000
 #: Bounds the memory of one metric's grid on large graphs.
@@ -83,12 +85,17 @@ def from_incident(incident: Incident, *, victim: str | None = None, metric: str 
     if is_edge.any():
         unique, inverse = np.unique(node[is_edge] * len(graph.nodes) + peer[is_edge], return_inverse=True)
         edge[is_edge] = np.array([pairs.get(int(key), -1) for key in unique], dtype=np.int64)[inverse]
-    usable = np.isfinite(values) & np.where(is_edge, (edge >= 0) & (peer >= 0), node >= 0)
+    # Beyond any unit in use: a broken probe, and sums of it would overflow.
+    usable = np.isfinite(values) & (np.abs(values) < LARGEST) & np.where(is_edge, (edge >= 0) & (peer >= 0), node >= 0)
     step = _step(times, node, peer, metric_codes, header.window)
     grids = {}
+    spans = {}
     first = header.window.start - timedelta(seconds=LEAD * step)
     for name, span in (("baseline", header.baseline), ("window", Window(first, header.window.end))):
         inside = usable & (times >= span.start.timestamp()) & (times < span.end.timestamp())
+        if inside.any() and span.seconds / step > _cells(span, step, len(graph.nodes) + len(graph.callers)):
+            span = _trimmed(span, times[inside], step, keep_start=name == "window")
+        spans[name] = span
         grids[name] = _grid(
             span, step, inside, times, values, node, edge, is_edge, metric_codes, metric_names,
             len(graph.nodes), len(graph.callers),
@@ -106,8 +113,8 @@ def from_incident(incident: Incident, *, victim: str | None = None, metric: str 
         edge_baseline=grids["baseline"][1],
         edge_window=grids["window"][1],
         step=step,
-        baseline_start=header.baseline.start.timestamp(),
-        baseline_step=_width(header.baseline, step, len(graph.nodes) + len(graph.callers)),
+        baseline_start=spans["baseline"].start.timestamp(),
+        baseline_step=_width(spans["baseline"], step, len(graph.nodes) + len(graph.callers)),
         window_start=header.window.start.timestamp(),
         victim=victim_index,
         metric=metric or header.victim.metric,
@@ -146,6 +153,13 @@ def _cells(span: Window, step: float, rows: int) -> int:
     """Grid points of a window. A long one keeps its step only while that fits in memory."""
     most = min(20 * MAX_STEPS, max(MAX_STEPS, MAX_CELLS // max(rows, 1)))
     return min(max(int(np.ceil(span.seconds / step - 1e-6)), 1), most)
+
+
+def _trimmed(span: Window, times: Floats, step: float, *, keep_start: bool) -> Window:
+    """The part of a window that holds samples: most of a window of years would be empty cells."""
+    start = span.start if keep_start else datetime.fromtimestamp(float(times.min()), UTC)
+    end = datetime.fromtimestamp(float(times.max()) + step, UTC)
+    return Window(start, min(max(end, start + timedelta(seconds=step)), span.end))
 
 
 def _width(span: Window, step: float, rows: int) -> float:

@@ -20,7 +20,7 @@ from rca.errors import ExitCode, InvalidInputError, NotFoundError
 from rca.explain import MAX_DRAWN, MAX_POINTS, NOTABLE, Options, analyse, explain, rank
 from rca.explanation import Explanation, Provenance, Verdict, from_json, to_json
 from rca.gnn import infer
-from rca.incident import Incident, Source, SourceStatus, read
+from rca.incident import Incident, Source, SourceStatus, Victim, read
 from rca.panel import from_incident
 from rca.provenance import explanation_steps, verify
 from rca.simulation.incidents import sample_incident
@@ -387,3 +387,18 @@ def test_a_bundle_in_memory_and_on_disk_have_one_provenance(
     model: infer.Model, played: dict[str, Incident], bundles: Path
 ) -> None:
     assert to_json(explain(played["overload"])) == to_json(explain(read(bundles / "overload.zip")))
+
+
+def test_a_victim_that_did_not_change_has_no_cause(model: infer.Model, played: dict[str, Incident]) -> None:
+    incident = played["slow-release"]
+    header = msgspec.structs.replace(incident.header, victim=Victim("auth", "memory_utilization_ratio"))
+    flat = pc.if_else(
+        pc.and_(pc.equal(incident.metrics["node"], "auth"), pc.equal(incident.metrics["metric"], header.victim.metric)),
+        pa.scalar(0.5),
+        incident.metrics["value"],
+    )
+    still = incident.replace(header=header, metrics=incident.metrics.set_column(4, "value", flat))
+    explanation = explain(still)
+    assert explanation.verdict is Verdict.INCONCLUSIVE
+    assert any("did not change" in reason for reason in explanation.verdict_reasons)
+    assert explanation.attribution == ()

@@ -32,8 +32,13 @@ def incident_window(
     if at is not None and (start is not None or end is not None):
         raise InvalidInputError("--at excludes --start and --end", cure="give the window one way")
     if at is not None:
-        margin = timedelta(seconds=margin_seconds)
-        return Window(start=at - margin, end=at + margin)
+        try:
+            margin = timedelta(seconds=margin_seconds)
+            return Window(start=at - margin, end=at + margin)
+        except OverflowError:
+            raise InvalidInputError(
+                f"a margin of {margin_seconds:g} s reaches beyond the calendar", cure="give a margin of hours or days"
+            ) from None
     if start is None or end is None:
         raise InvalidInputError(
             "the incident window is not given", cure="use --start and --end, or --at with an optional --margin"

@@ -112,7 +112,7 @@ def _traces(where: str, raw: bytes) -> list[tuple[str, _Trace]]:
         if "spans" not in document:
             raise InvalidInputError(f"{where} has neither data nor spans, so it is not a Jaeger export", cure=_CURE)
         return [("$", msgspec.json.decode(raw, type=_Trace))]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInputError(f"{where}: {error}", cure=_CURE) from None
 
 

@@ -126,7 +126,7 @@ def read_spans(
     for where, raw in json_documents(source, progress):
         try:
             request = decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidInputError(f"{where}: {error}", cure=_CURE) from None
         if request.resource_spans is None:
             if request.resource_metrics is not _ABSENT or request.resource_logs is not _ABSENT:
