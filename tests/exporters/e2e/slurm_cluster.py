@@ -151,10 +151,13 @@ class SlurmCluster:
     def start_rest(self) -> None:
         """Start slurmrestd on `rest_socket`, without tokens, and on `rest_port` of TCP, with tokens if it can."""
         self.rest_port = free_port()
-        plugin = "openapi/slurmctld" if self.version >= (23, 2) else "openapi/v0.0.38"
+        version = self.version
+        plugin = "openapi/v0.0.38" if version < (23, 2) else "openapi/v0.0.39"
+        if version >= (23, 11):
+            plugin = "openapi/slurmctld"
         # It refuses to be run by root or by SlurmUser unless it is told that this is a test.
         test = {"SLURMRESTD_SECURITY": "disable_user_check"}
-        if self.version >= (23, 2):
+        if version >= (23, 2):
             test["SLURMRESTD_SECURITY"] += ",become_user"
         command = ["slurmrestd", "-s", plugin, "-a"]
         self._run("slurmrestd.local", [*command, "rest_auth/local", f"unix:{self.rest_socket}"], **test)
