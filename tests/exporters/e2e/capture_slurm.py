@@ -54,6 +54,7 @@ def play(cluster: SlurmCluster) -> None:
     subprocess.run(
         ["sbatch", "-J", name, "-o", "/dev/null", "-p", "low", "-w", "cpu1", "--wrap=sleep 600"],
         env=cluster.environment,
+        cwd=cluster.folder / "jobs",
         check=True,
         capture_output=True,
     )
