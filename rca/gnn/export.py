@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import torch
 
 from rca.gnn.data import Example
@@ -38,7 +39,27 @@ def export_onnx(net: SingleGraph, example: Example, path: Path) -> None:
         )
     partial = path.with_suffix(".partial")
     program.save(str(partial), external_data=False)
+    model = onnx.load(str(partial))
+    without_traces(model)
+    onnx.save(model, str(partial))
     partial.replace(path)
+
+
+def without_traces(model: onnx.ModelProto) -> None:
+    """Remove what the exporter notes of this machine: stack traces with paths, on nodes and values."""
+    graphs = [model.graph, *model.functions]
+    for graph in graphs:
+        for node in graph.node:
+            del node.metadata_props[:]
+            node.doc_string = ""
+        for value in graph.value_info:
+            del value.metadata_props[:]
+            value.doc_string = ""
+        del graph.metadata_props[:]
+    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
+        del value.metadata_props[:]
+        value.doc_string = ""
+    del model.metadata_props[:]
 
 
 def tensors(example: Example) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
