@@ -18,9 +18,15 @@ def emit(text: str, out: Path | None = None) -> None:
         InvalidInputError: ``out`` cannot be written.
     """
     if out is not None:
+        # Whole or not at all: half a report could be read as the answer. Not for devices and pipes, which have no place.
+        partial = out.with_name(f".{out.name}.partial") if out.is_file() or not out.exists() else out
         try:
-            out.write_text(text, encoding="utf-8")
+            partial.write_text(text, encoding="utf-8")
+            if partial is not out:
+                partial.replace(out)
         except OSError as error:
+            if partial is not out:
+                partial.unlink(missing_ok=True)
             raise InvalidInputError(
                 f"cannot write {out}: {error.strerror}", cure="choose a file in an existing, writable directory"
             ) from None

@@ -40,7 +40,7 @@ def train(
     from rca.errors import InvalidInputError
 
     try:
-        from rca.gnn.train import Recipe
+        from rca.gnn.recipe import Recipe
         from rca.gnn.train import train as run
     except ModuleNotFoundError as error:
         raise InvalidInputError(

@@ -325,7 +325,7 @@ def test_inference_imports_no_torch(exported: Any) -> None:
 
 
 def tiny() -> Any:
-    from rca.gnn.train import Recipe
+    from rca.gnn.recipe import Recipe
 
     return Recipe(
         incidents=6, validation=2, calibration=2, test=2, members=1, epochs=4, patience=4, batch_nodes=60, hidden=8,

@@ -272,7 +272,10 @@ def attribute(
                 extrapolates=known.extrapolates or not np.isfinite(known.explains[[chosen[m] for m in members]]).all(),
             )
         )
-    notes = ["counterfactual: the victim's mean after the onset, had the named nodes behaved as before"]
+    notes = [
+        "counterfactual: the victim's mean after the onset, had the named nodes behaved as before; "
+        "contribution: the part of that mean which would go away"
+    ]
     if known.extrapolates:
         notes.append("the victim's load or history lies outside what the baseline covers: read this as extrapolation")
     if not np.isfinite(known.explains[chosen]).all():

@@ -18,7 +18,7 @@ from rca.simulation.faults import MECHANISMS
 
 if TYPE_CHECKING:
     from rca.gnn.evaluate import Quality
-    from rca.gnn.train import Recipe
+    from rca.gnn.recipe import Recipe
 
 NAME = "prioscope-gatv2"
 

@@ -11,7 +11,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,10 @@ from torch import Tensor
 from torch_geometric.utils import scatter
 
 from rca.errors import InvalidInputError
-from rca.features import VERSION as FEATURES_VERSION
 from rca.gnn import data
 from rca.gnn.data import Example
 from rca.gnn.model import Config, RootCauseNet
+from rca.gnn.recipe import Recipe
 from rca.simulation.faults import MECHANISMS
 
 if TYPE_CHECKING:
@@ -32,29 +32,6 @@ if TYPE_CHECKING:
 
 #: Called with (what is going on, done, total).
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that decides the weights. ``members``: networks whose log-probabilities are averaged."""
-
-    incidents: int = 18_000
-    validation: int = 1_000
-    calibration: int = 1_500
-    test: int = 600
-    members: int = 2
-    epochs: int = 10
-    patience: int = 4
-    batch_nodes: int = 2_500
-    learning_rate: float = 2e-3
-    weight_decay: float = 1e-2
-    dropout: float = 0.2
-    edge_weight: float = 0.5
-    mechanism_weight: float = 0.25
-    hidden: int = 64
-    layers: int = 3
-    seed: int = 0
-    features_version: int = field(default=FEATURES_VERSION)
 
 
 @dataclass(frozen=True)
