@@ -296,8 +296,11 @@ class Incident:
             found.append(f"incident id {header.id!r} is empty or holds unprintable characters or '/'")
         if header.baseline.start < header.window.end and header.window.start < header.baseline.end:
             found.append("baseline window overlaps the incident window")
-        if header.onset is not None and not header.baseline.start <= header.onset < header.window.end:
-            found.append(f"the onset {header.onset.isoformat()} lies outside the baseline and incident windows")
+        # A symptom may begin before the window that was cut out around its alert, but not a window's length before.
+        window = header.window
+        earliest = window.start - (window.end - window.start)
+        if header.onset is not None and not earliest <= header.onset < window.end:
+            found.append(f"the onset {header.onset.isoformat()} lies outside the incident window")
         for name in ("nodes", "workloads", "devices"):
             table = self.tables[name]
             key = table.column(0)
