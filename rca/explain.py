@@ -45,8 +45,8 @@ from rca.signals import Signal, describe, signal_of
 
 #: |z| from which a deviation is worth telling.
 NOTABLE = 3.0
-#: |z| of the victim below which there is nothing to explain.
-UNCHANGED = 1.0
+#: |z| of the victim below which there is nothing to explain. Low: a noisy baseline hides real incidents at |z| < 1.
+UNCHANGED = 0.25
 #: Probability from which a candidate beyond the first is listed.
 CREDIBLE = 0.005
 #: How much of a large graph goes into the drawing and the JSON.
@@ -310,8 +310,8 @@ def _doubts(analysis: Analysis, impact: Impact, causes: Sequence[Cause], options
     z = np.nan if deviation is None else deviation.z[analysis.panel.victim]
     if np.isfinite(z) and abs(z) < UNCHANGED:
         reasons.append(
-            f"the victim's {impact.victim.metric} did not change by more than its usual spread "
-            f"({abs(z):.1f} standard deviations)"
+            f"the victim's {impact.victim.metric} did not change, compared with its usual spread "
+            f"({abs(z):.2f} standard deviations)"
         )
     nothing = analysis.prediction.nothing
     if first is None or first.confidence < options.min_confidence:
