@@ -18,7 +18,7 @@ def emit(text: str, out: Path | None = None) -> None:
         InvalidInputError: ``out`` cannot be written.
     """
     if out is not None:
-        # Whole or not at all: half a report could be read as the answer. Not for devices and pipes, which have no place.
+        # Whole or not at all: half a report could be read as the answer. Devices and pipes are written as they are.
         partial = out.with_name(f".{out.name}.partial") if out.is_file() or not out.exists() else out
         try:
             partial.write_text(text, encoding="utf-8")
