@@ -36,7 +36,7 @@ from rca.explanation import (
 )
 from rca.features import Deviation, Features, extract
 from rca.gnn import infer
-from rca.graph import RELATIONS, CallGraph
+from rca.graph import RELATIONS, CallGraph, Floats
 from rca.incident import Incident, NodeKind, Relation, SourceStatus, Victim
 from rca.panel import LEAD, Panel
 from rca.propagation import Step, most_probable_path, relation_of
@@ -72,13 +72,17 @@ class Options:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Everything between the bundle and the words."""
+    """Everything between the bundle and the words.
+
+    ``explains``: share of the victim's change that each node accounts for by itself, [N].
+    """
 
     panel: Panel
     features: Features
     prediction: infer.Prediction
     ranking: tuple[int, ...]
     path: tuple[Step, ...]
+    explains: Floats
     attribution: Attribution | None
     model: infer.Model
 
@@ -99,7 +103,8 @@ def analyse(panel: Panel, model: infer.Model, top: int = 5) -> Analysis:
     attribution = (
         mechanism.attribute(panel, features, prediction.cause, credible, model.card.intervals) if changed else None
     )
-    return Analysis(panel, features, prediction, ranking, path, attribution, model)
+    explains = mechanism.explained_share(panel, features)
+    return Analysis(panel, features, prediction, ranking, path, explains, attribution, model)
 
 
 def rank(incident: Incident) -> dict[str, float]:
@@ -125,6 +130,7 @@ def explain(incident: Incident, options: Options = Options()) -> Explanation:
     reasons = _doubts(analysis, impact, causes, options)
     verdict = Verdict.INCONCLUSIVE if reasons else Verdict.EXPLAINED
     shown = [panel.graph.index[cause.node] for cause in causes]
+    drawn = _drawn(analysis, shown)
     explanation = Explanation(
         incident_id=incident.header.id,
         title=incident.header.title,
@@ -140,8 +146,8 @@ def explain(incident: Incident, options: Options = Options()) -> Explanation:
         ruled_out=_ruled_out(analysis, shown),
         not_checked=_not_checked(incident, analysis),
         next_steps=_next_steps(incident, analysis, impact, causes, verdict),
-        nodes=_drawn_nodes(analysis, shown),
-        edges=_drawn_edges(analysis, shown),
+        nodes=_drawn_nodes(analysis, drawn),
+        edges=_drawn_edges(analysis, drawn),
         series=_series(analysis, shown),
         model=Model(model.card.name, model.card.version, model.card.sha256),
         provenance=Provenance("C", ()),
@@ -279,7 +285,7 @@ def _summary(incident: Incident, analysis: Analysis, node: int) -> str:
         )
     else:
         parts.append("its own metrics stayed near their baseline")
-    share = mechanism.explained_share(analysis.panel, analysis.features)[node]
+    share = analysis.explains[node]
     if np.isfinite(share) and share >= 0.01:
         parts.append(f"by itself accounts for {share:.0%} of the victim's change")
     return "; ".join(parts)
@@ -398,7 +404,7 @@ def _ruled_out(analysis: Analysis, causes: Sequence[int]) -> tuple[RuledOut, ...
     credible = {node for node in causes if prediction.cause[node] >= 0.05}
     loud = [i for i in np.argsort(-size, kind="stable").tolist() if size[i] >= NOTABLE and i not in credible]
     depth = graph.depths_from(panel.victim)
-    share = mechanism.explained_share(panel, features)
+    share = analysis.explains
     out = []
     for node in loud:
         reason = _against(analysis, node, int(depth[node]), float(share[node]), credible)
@@ -663,10 +669,10 @@ def _drawn(analysis: Analysis, causes: Sequence[int]) -> list[int]:
     return sorted(chosen)
 
 
-def _drawn_nodes(analysis: Analysis, causes: Sequence[int]) -> tuple[GraphNode, ...]:
+def _drawn_nodes(analysis: Analysis, drawn: Sequence[int]) -> tuple[GraphNode, ...]:
     graph = analysis.panel.graph
     out = []
-    for node in _drawn(analysis, causes):
+    for node in drawn:
         deviation = _loudest(analysis.features, node)
         out.append(
             GraphNode(
@@ -679,10 +685,10 @@ def _drawn_nodes(analysis: Analysis, causes: Sequence[int]) -> tuple[GraphNode, 
     return tuple(out)
 
 
-def _drawn_edges(analysis: Analysis, causes: Sequence[int]) -> tuple[GraphEdge, ...]:
+def _drawn_edges(analysis: Analysis, drawn: Sequence[int]) -> tuple[GraphEdge, ...]:
     graph = analysis.panel.graph
     inside = np.zeros(len(graph.nodes), dtype=bool)
-    inside[_drawn(analysis, causes)] = True
+    inside[list(drawn)] = True
     count = len(graph.callers)
     on_path = {step.edge for step in analysis.path}
     crossed = analysis.prediction.crossed

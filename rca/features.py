@@ -730,7 +730,6 @@ def _edge_features(
 ) -> Floats32:
     graph = panel.graph
     rows = len(graph.callers)
-    blank = np.full(rows, np.nan)
     columns = _Columns(rows)
     for k, relation in enumerate(RELATIONS):
         columns.add(f"is_{relation.value}", (graph.relations == k).astype(np.float64))
@@ -767,7 +766,6 @@ def _edge_features(
         pressure = np.log(p99[graph.callees] / timeout)
     columns.add("timeout_pressure", np.clip(pressure, -6.0, 3.0))
     columns.mask("timeout_pressure", pressure)
-    del blank
     one_way = columns.matrix()
     up = np.concatenate([one_way, np.zeros((rows, 1), np.float32)], axis=1)
     down = np.concatenate([one_way, np.ones((rows, 1), np.float32)], axis=1)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from rca.graph import EDGE_STATIC, NODE_KINDS, RELATIONS, CallGraph
-from rca.incident import EDGES_SCHEMA, NODES_SCHEMA, Header, Incident, NodeKind, Truth, Victim, Window, metrics_table
+from rca.incident import EDGES_SCHEMA, NODES_SCHEMA, Header, Incident, Truth, Victim, Window, metrics_table
 from rca.panel import LEAD, Panel
 from rca.signals import Signal, signal_of
 from rca.simulation import engine, faults, telemetry
@@ -786,7 +786,6 @@ def to_incident(simulated: SimulatedIncident) -> Incident:
 
 __all__ = [
     "EPOCH",
-    "NodeKind",
     "Plan",
     "SimulatedIncident",
     "assemble",
