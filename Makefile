@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST_ARGS ?= -n auto
+# Everything but what trains and what benchmarks.
+EXTRAS := dev,exporters,serve,postgres,dashboards,replay,cluster
 
 .PHONY: help demo test lint format bench clean
 
@@ -26,17 +28,17 @@ $(VENV)/.base: pyproject.toml $(VENV)/.made
 
 $(VENV)/.dev: $(VENV)/.base
 	@echo "installing the development tools"
-	$(PIP) -e '.[dev,exporters]'
+	$(PIP) -e '.[$(EXTRAS)]'
 	@touch $@
 
 $(VENV)/.train: $(VENV)/.dev
 	@echo "installing torch and torch-geometric (large; only tests and training need them)"
-	$(PIP) -e '.[dev,exporters,train]'
+	$(PIP) -e '.[$(EXTRAS),train]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
 	@echo "installing what the benchmark's baselines need"
-	$(PIP) -e '.[dev,exporters,bench]'
+	$(PIP) -e '.[$(EXTRAS),bench]'
 	@touch $@
 
 demo: $(VENV)/.base ## Explain a simulated incident, then every built-in scenario

@@ -11,7 +11,9 @@ ROOT = Path(__file__).parent.parent
 ALLOWED = {
     "exporters": {"exporters"},
     "rca": {"rca", "exporters"},
-    "cli": {"cli", "rca", "exporters"},
+    "alerts": {"alerts", "exporters"},
+    "dashboards": {"dashboards", "exporters"},
+    "cli": {"cli", "alerts", "dashboards", "rca", "exporters"},
 }
 PACKAGES = {"exporters", "rca", "dashboards", "alerts", "cli", "benchmarks", "tests"}
 

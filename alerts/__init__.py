@@ -1,0 +1,1 @@
+"""Alert and recording rules, runbooks and Alertmanager wiring, generated from one description."""

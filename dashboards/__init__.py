@@ -1,0 +1,1 @@
+"""Grafana dashboards, one module per board, generated from the metric catalogue."""
