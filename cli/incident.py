@@ -155,13 +155,13 @@ def _print_json(data: object) -> None:
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from cli.output import console
     from rca.report.format import printable
 
-    console = Console(highlight=False, soft_wrap=True)
+    out = console()
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
@@ -183,7 +183,7 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
         if summary[key]:
             fact(key.capitalize(), ", ".join(f"{name}={value}" for name, value in summary[key].items()))
     fact("Rows", ", ".join(f"{name} {rows:,}" for name, rows in summary["tables"].items() if rows))
-    console.print(facts)
+    out.print(facts)
     metrics = Table("Metric", "Signal", "Unit", box=None, pad_edge=False, title="\nMetrics", title_justify="left")
     for name in ("Nodes", "Samples", "Missing"):
         metrics.add_column(name, justify="right")
@@ -194,13 +194,13 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
             row["unit"],
             *(f"{row[key]:,}" for key in ("nodes", "samples", "missing")),
         )
-    console.print(metrics)
+    out.print(metrics)
     if summary["sources"]:
         sources = Table("Source", "Kind", "Status", box=None, pad_edge=False, title="\nSources", title_justify="left")
         sources.add_column("Detail", overflow="fold")
         for row in summary["sources"]:
             sources.add_row(*(Text(printable(row[key])) for key in ("name", "kind", "status", "detail")))
-        console.print(sources)
+        out.print(sources)
 
 
 # --- import --------------------------------------------------------------------------------------------------------

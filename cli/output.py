@@ -6,9 +6,12 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rca.errors import InvalidInputError, PrioscopeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def emit(text: str, out: Path | None = None) -> None:
@@ -42,6 +45,17 @@ def emit(text: str, out: Path | None = None) -> None:
 def silence_stdout() -> None:
     """Point stdout at nothing, so that the interpreter's last flush does not complain about a closed pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def console() -> Console:
+    """Return a console for tables on stdout; a reader that went away is no error here either."""
+    from rich.console import Console
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1
+
+    return _Console(highlight=False, soft_wrap=True)
 
 
 def note(text: str) -> None:

@@ -24,7 +24,7 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
-class Impact(msgspec.Struct, frozen=True):
+class Impact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What happened to the victim. Values have the victim metric's unit."""
 
     victim: Victim
@@ -41,7 +41,7 @@ class Impact(msgspec.Struct, frozen=True):
     incident_samples: int
 
 
-class Cause(msgspec.Struct, frozen=True):
+class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A candidate root cause with its calibrated probability (`confidence`, in [0, 1])."""
 
     rank: int
@@ -54,7 +54,7 @@ class Cause(msgspec.Struct, frozen=True):
     onset_offset_seconds: float | None = None
 
 
-class Hop(msgspec.Struct, frozen=True):
+class Hop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One step of the propagation path: the anomaly went from `source` to `target`."""
 
     source: str
@@ -64,14 +64,14 @@ class Hop(msgspec.Struct, frozen=True):
     probability: float
 
 
-class Path(msgspec.Struct, frozen=True):
+class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The most probable propagation path from the first cause to the victim."""
 
     hops: tuple[Hop, ...]
     probability: float
 
 
-class AttributionEntry(msgspec.Struct, frozen=True):
+class AttributionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the victim would have seen with `nodes` back to normal.
 
     `contribution` is (incident value - value under intervention) / incident value (R4); `low` and `high` bound it with
@@ -88,7 +88,7 @@ class AttributionEntry(msgspec.Struct, frozen=True):
     extrapolates: bool = False
 
 
-class Attribution(msgspec.Struct, frozen=True):
+class Attribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Counterfactual attribution by one engine (`mechanism` or `replay`)."""
 
     engine: str
@@ -99,7 +99,7 @@ class Attribution(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One observed deviation: value against baseline, how unusual, when it began relative to the symptom."""
 
     node: str
@@ -116,21 +116,21 @@ class Evidence(msgspec.Struct, frozen=True):
     window: Window
 
 
-class RuledOut(msgspec.Struct, frozen=True):
+class RuledOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A suspicious node that is not the cause, and why."""
 
     node: str
     reason: str
 
 
-class NotChecked(msgspec.Struct, frozen=True):
+class NotChecked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What could not be examined, and why."""
 
     what: str
     why: str
 
 
-class NextStep(msgspec.Struct, frozen=True):
+class NextStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An action, and the check that would show that it helped (R11)."""
 
     action: str
@@ -138,7 +138,7 @@ class NextStep(msgspec.Struct, frozen=True):
     command: str | None = None
 
 
-class GraphNode(msgspec.Struct, frozen=True):
+class GraphNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node of the drawing. `deviation` is the largest |z| seen there, None when nothing was measured."""
 
     node: str
@@ -147,7 +147,7 @@ class GraphNode(msgspec.Struct, frozen=True):
     deviation: float | None
 
 
-class GraphEdge(msgspec.Struct, frozen=True):
+class GraphEdge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A dependency of the drawing: `caller` depends on `callee`; `probability` that the anomaly crossed it."""
 
     caller: str
@@ -157,7 +157,7 @@ class GraphEdge(msgspec.Struct, frozen=True):
     on_path: bool
 
 
-class Series(msgspec.Struct, frozen=True):
+class Series(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A time series to draw: Unix seconds and values (None where nothing was measured)."""
 
     node: str
@@ -167,7 +167,7 @@ class Series(msgspec.Struct, frozen=True):
     values: tuple[float | None, ...]
 
 
-class PolicyJudgement(msgspec.Struct, frozen=True):
+class PolicyJudgement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which policy the incident was judged by (R7), and whether it was violated; None when that cannot be told."""
 
     policy: str
@@ -175,7 +175,7 @@ class PolicyJudgement(msgspec.Struct, frozen=True):
     detail: str
 
 
-class Model(msgspec.Struct, frozen=True):
+class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model that judged."""
 
     name: str
@@ -183,7 +183,7 @@ class Model(msgspec.Struct, frozen=True):
     sha256: str
 
 
-class ProvenanceStep(msgspec.Struct, frozen=True):
+class ProvenanceStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One link of the hash chain: `digest` = sha256(previous digest + sha256 of the content)."""
 
     step: str
@@ -191,14 +191,14 @@ class ProvenanceStep(msgspec.Struct, frozen=True):
     digest: str
 
 
-class Provenance(msgspec.Struct, frozen=True):
+class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the explanation can be traced back to its inputs (R7). Grade C: a local hash chain."""
 
     grade: str
     steps: tuple[ProvenanceStep, ...]
 
 
-class Explanation(msgspec.Struct, frozen=True):
+class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole answer."""
 
     incident_id: str

@@ -39,6 +39,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rca import signals
+from rca.columns import floats
 from rca.errors import InvalidInputError, NotFoundError
 
 _T = TypeVar("_T")
@@ -323,6 +325,26 @@ class Incident:
             lowest = pc.min(self.edges.column(column)).as_py()
             if lowest is not None and lowest < 0:
                 found.append(f"edges table has a negative {column} ({lowest:g})")
+        # A clock that ran backwards, or a subtraction gone wrong.
+        negative = np.flatnonzero(floats(self.metrics.column("value")) < 0)
+        if negative.size:
+            names = self.metrics.column("metric")
+            seen: set[str] = set()
+            for row in negative.tolist():
+                name = names[row].as_py()
+                if name in signals.METRICS and not signals.METRICS[name].signed and name not in seen:
+                    seen.add(name)
+                    first = self.metrics.slice(row, 1).to_pylist()[0]
+                    found.append(
+                        f"metrics table has a negative {name} ({first['value']:g}, node {first['node']!r} at "
+                        f"{first['timestamp'].isoformat()})"
+                    )
+        if self.workloads.num_rows:
+            from exporters.model import WorkloadState
+
+            for value in pc.unique(self.workloads.column("state")).to_pylist():
+                if value not in set(WorkloadState):
+                    found.append(f"workloads table has state {value!r}, which is none of {', '.join(WorkloadState)}")
         return found
 
     def write(self, path: Path | str) -> Path:

@@ -26,12 +26,13 @@ class Signal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One canonical metric: its unit (for display), its signal and what it measures."""
+    """One canonical metric: its unit (for display), its signal, what it measures, and whether it may be negative."""
 
     name: str
     signal: Signal
     unit: str
     help: str
+    signed: bool = False
 
 
 _METRICS = (
@@ -62,6 +63,7 @@ _METRICS = (
         Signal.NETWORK,
         "s",
         "Mean time of a call spent between the two nodes: the caller's view minus the callee's",
+        signed=True,  # a difference of two clocks' views
     ),
 )
 

@@ -263,6 +263,16 @@ def test_verify_names_an_edited_explanation(sealed: Path, bundle: Path, capsys: 
     assert "step 6 (explanation): the content differs" in capsys.readouterr().err
 
 
+def test_verify_refuses_a_field_that_no_explanation_has(
+    sealed: Path, bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads(sealed.read_bytes())
+    document["causes"][0]["approved_by"] = "somebody"
+    sealed.write_text(json.dumps(document))
+    assert rca("verify", sealed, "--incident", bundle) == 2
+    assert "unknown field `approved_by` - at `$.causes[0]`" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "code", "message"),
     [
