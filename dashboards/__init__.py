@@ -1,1 +1,1 @@
-"""Grafana dashboards, one module per board, generated from the metric catalogue."""
+"""Grafana boards, generated with grafanalib: one module a board, `dashboards.build.BOARDS` lists them."""
