@@ -1,0 +1,1 @@
+"""Policies of the replay, behind the interface of `rca.replay.policies.base`."""
