@@ -249,15 +249,15 @@ def tables(
         points.add(client, "latency_mean_seconds", *seen, server)
         both, at_client, at_server = np.intersect1d(seen[0], served[0], return_indices=True)
         points.add(client, "network_gap_mean_seconds", both, seen[1][at_client] - served[1][at_server], server)
-        kind = protocols.get(pair)
+        protocol = protocols.get(pair)
         latency = seen if len(seen[0]) else served
         edges.append(
             Edge(
                 client,
                 server,
                 "calls",
-                protocol=kind or None,
-                asynchronous=kind == "messaging_system",
+                protocol=protocol or None,
+                asynchronous=protocol == "messaging_system",
                 call_rate=_mean(times, rates, baseline),
                 error_ratio=_mean(*errors, baseline),
                 latency_seconds=_mean(*latency, baseline),

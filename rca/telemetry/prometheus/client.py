@@ -64,7 +64,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a query gave. ``notes`` are the server's warnings; ``partial`` says that it did not reach all of its data."""
+    """What a query gave. ``notes`` are the server's warnings; ``partial``: it did not reach all of its data."""
 
     series: tuple[Series, ...] = ()
     notes: tuple[str, ...] = ()
@@ -237,7 +237,8 @@ def open_http(
             headers=sent,
             auth=auth,
             verify=trust,
-            timeout=None,  # each request has its own limit, from its first byte to its last
+            # Each request has a limit of its own, from its first byte to its last; this one is for each single step.
+            timeout=config.query_timeout_seconds + 1.0,
             limits=httpx.Limits(max_connections=config.concurrency),
         )
     except (ValueError, UnicodeError):
