@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from rca import panel as panels
+from rca.blocking import METRIC, blocking, settle
 from rca.counterfactual import mechanism
 from rca.errors import InvalidInputError
 from rca.explanation import (
@@ -90,7 +91,7 @@ class Analysis:
 def analyse(panel: Panel, model: infer.Model, top: int = 5) -> Analysis:
     """Judge one panel: rank the nodes, find the path from the first, attribute the victim's change."""
     features = extract(panel)
-    prediction = model.predict(features, panel.victim)
+    prediction = settle(panel, model.predict(features, panel.victim), model.card.mechanisms)
     names = panel.graph.nodes
     # Equal probabilities are ordered by name, so that the order of rows in a bundle does not matter.
     order = sorted(range(len(names)), key=lambda i: (-round(float(prediction.cause[i]), 9), names[i]))
@@ -110,7 +111,8 @@ def analyse(panel: Panel, model: infer.Model, top: int = 5) -> Analysis:
 def rank(incident: Incident) -> dict[str, float]:
     """Probability of each node being the root cause."""
     panel = panels.from_incident(incident)
-    prediction = infer.load().predict(extract(panel), panel.victim)
+    model = infer.load()
+    prediction = settle(panel, model.predict(extract(panel), panel.victim), model.card.mechanisms)
     return {name: float(p) for name, p in zip(panel.graph.nodes, prediction.cause, strict=True)}
 
 
@@ -158,6 +160,7 @@ def explain(incident: Incident, options: Options = Options()) -> Explanation:
             "metric": options.metric,
         },
         policy=_judge_policy(incident, analysis, causes, verdict),
+        sources=incident.header.sources,
     )
     return seal(explanation, incident)
 
@@ -285,10 +288,25 @@ def _summary(incident: Incident, analysis: Analysis, node: int) -> str:
         )
     else:
         parts.append("its own metrics stayed near their baseline")
+    parts += _blocked_words(incident, analysis.panel, node)
     share = analysis.explains[node]
     if np.isfinite(share) and share >= 0.01:
         parts.append(f"by itself accounts for {share:.0%} of the victim's change")
     return "; ".join(parts)
+
+
+def _blocked_words(incident: Incident, panel: Panel, node: int) -> list[str]:
+    """What the scheduler's account says that ``node`` took from those who waited, and how strong that case is."""
+    taken = blocking(panel)
+    edges = np.flatnonzero((panel.graph.callees == node) & (taken > 0))
+    longest = edges[np.argsort(-taken[edges], kind="stable")][:3]
+    about = dict(zip(incident.nodes["node"].to_pylist(), incident.nodes["attributes"].to_pylist(), strict=True))
+    basis = dict(about.get(panel.graph.nodes[node]) or ()).get("inversion_basis", "")
+    strength = f" (basis: {basis})" if basis else ""
+    return [
+        f"took {taken[edge]:,.0f} GPU-seconds while {panel.graph.nodes[panel.graph.callers[edge]]} waited{strength}"
+        for edge in longest.tolist()
+    ]
 
 
 def _workload_words(incident: Incident, name: str) -> str:
@@ -499,7 +517,7 @@ def _not_checked(incident: Incident, analysis: Analysis) -> tuple[NotChecked, ..
                 "no traces with client and server spans: network delay shows only as a slow caller",
             )
         )
-    if not panel.edge_window and services > 1:
+    if not panel.edge_window.keys() - {METRIC} and services > 1:
         out.append(NotChecked("single calls", "no metrics per call: calls per request were estimated from node rates"))
     kinds = {graph.kind(i) for i in range(len(graph.nodes))}
     if NodeKind.GPU not in kinds and NodeKind.WORKLOAD not in kinds:

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 import msgspec
 
-from rca.incident import Victim, Window
+from rca.incident import Source, Victim, Window
 
 #: Version of the JSON output. Raised when a field is removed or changes meaning; new fields do not raise it.
 SCHEMA_VERSION = 1
@@ -224,6 +224,8 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: The options that it was made with, so that it can be made again and its provenance checked.
     options: dict[str, str | int | float | None] = {}
     policy: PolicyJudgement | None = None
+    #: The systems that were asked for data, with the queries used.
+    sources: tuple[Source, ...] = ()
 
 
 def to_json(explanation: Explanation) -> bytes:

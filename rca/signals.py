@@ -56,6 +56,7 @@ _METRICS = (
     Metric("gpu_fragmentation_ratio", Signal.GPU, "ratio", "1 - largest free block / free GPU memory (M1)"),
     Metric("queue_depth", Signal.QUEUE, "1", "Items waiting"),
     Metric("queue_wait_seconds", Signal.QUEUE, "s", "Time from submission to start"),
+    Metric("blocking_gpu_seconds", Signal.QUEUE, "GPU-seconds", "What the peer took while the node waited for it (V1)"),
     Metric("network_receive_bytes_per_second", Signal.NETWORK, "B/s", "Bytes received per second"),
     Metric("network_transmit_bytes_per_second", Signal.NETWORK, "B/s", "Bytes sent per second"),
     Metric(

@@ -231,9 +231,9 @@ def names(nodes: tuple[str, ...]) -> str:
     return " + ".join(printable(node) for node in nodes)
 
 
-def plural(count: int, noun: str) -> str:
-    """Write a count with its noun: ``1 sample``, ``12 samples``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def plural(count: int, noun: str, many: str = "") -> str:
+    """Write a count with its noun: ``1 sample``, ``12 samples``; ``many`` where an s does not do."""
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
 
 
 def printable(text: str) -> str:

@@ -64,7 +64,7 @@ def render_markdown(explanation: Explanation) -> str:
         lines += ["", escape(phrases.capitalise(policy))]
     if e.labels:
         lines += ["", " ".join(code(f"{key}={value}") for key, value in sorted(e.labels.items()))]
-    sections = (
+    sections: tuple[tuple[str, list[str]], ...] = (
         (phrases.WHAT_HAPPENED, _what_happened(e)),
         (phrases.LIKELY_CAUSE, _likely_cause(e)),
         (phrases.HOW_IT_SPREAD, _how_it_spread(e)),
@@ -80,10 +80,20 @@ def render_markdown(explanation: Explanation) -> str:
         ),
         (phrases.NEXT_STEPS, _next_steps(e)),
     )
+    if e.sources:
+        sections = (*sections, (phrases.ASKED, _asked(e)))
     for heading, body in sections:
         lines += ["", f"## {heading}", "", *body]
     lines += ["", "---", "", escape(phrases.provenance(e))]
     return "\n".join(lines) + "\n"
+
+
+def _asked(e: Explanation) -> list[str]:
+    lines = []
+    for source in e.sources:
+        lines.append(f"- {escape(source.name)}: {escape(phrases.asked(source))}")
+        lines += [f"  - {code(query)}" for query in source.queries]
+    return lines
 
 
 def _what_happened(e: Explanation) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rca.explanation import AttributionEntry, Explanation, Hop, Impact, Verdict
+from rca.incident import Source
 from rca.report import format as fmt
 
 #: Sections in reading order; every format uses these titles.
@@ -14,6 +15,8 @@ EVIDENCE = "Evidence"
 RULED_OUT = "Ruled out"
 NOT_CHECKED = "Not checked"
 NEXT_STEPS = "Next steps"
+#: Only in reports of live captures.
+ASKED = "Asked"
 SECTIONS = (
     WHAT_HAPPENED,
     LIKELY_CAUSE,
@@ -53,6 +56,12 @@ def verdict(explanation: Explanation) -> str:
         first = explanation.causes[0]
         return f"explained: {fmt.printable(first.node)}, with {fmt.share(first.confidence)} confidence"
     return "inconclusive: no cause can be named with enough confidence"
+
+
+def asked(source: Source) -> str:
+    """One source of a live capture: whether it answered, and what it noted."""
+    detail = f": {fmt.printable(source.detail)}" if source.detail else ""
+    return f"{source.kind}, {source.status.value}, {fmt.plural(len(source.queries), 'query', 'queries')}{detail}"
 
 
 def impact_values(impact: Impact) -> str:

@@ -69,6 +69,9 @@ class _Report:
             ),
             (phrases.NEXT_STEPS, _next_steps(e)),
         )
+        if e.sources:
+            asked = _bullets([(source.name, phrases.asked(source)) for source in e.sources], "")
+            sections = (*sections, (phrases.ASKED, asked))
         for heading, body in sections:
             yield Text()
             yield Text(heading, style=_HEADING)
