@@ -69,12 +69,17 @@ def _first_rows(trace: Trace) -> Trace:
 
 
 def _check(trace: Trace, options: Options) -> None:
-    for name, value in (("restart_seconds", options.restart_seconds), ("checkpoint_seconds", options.checkpoint_seconds)):
+    for name, value in (
+        ("restart_seconds", options.restart_seconds),
+        ("checkpoint_seconds", options.checkpoint_seconds),
+    ):
         if not value >= 0:
             raise InvalidInputError(f"{name} is {value:g}", cure="give seconds, 0 or more")
     for failure in options.failures:
         if not 0 <= failure.node < len(trace.cluster) or not failure.start <= failure.end:
-            raise InvalidInputError(f"{failure} is not possible", cure="name a node of the cluster, and start before end")
+            raise InvalidInputError(
+                f"{failure} is not possible", cure="name a node of the cluster, and start before end"
+            )
 
 
 def _engine(trace: Trace, options: Options) -> Engine:
@@ -206,7 +211,7 @@ class _Run:
             estimate=work.estimate,
             need_cpu=work.cpu_milli,
             need_memory=work.memory_mib,
-            count=work.gpu_count,
+            need_gpus=work.gpu_count,
             milli=work.gpu_milli,
             profile=work.mig,
             models=work.models,
@@ -280,6 +285,8 @@ class _Run:
         tenants = max(1, len(work.tenant_names))
         rounds = max(1, len(self.policy.rounds))
 
+        rows = min(1 << 20, 2 * size + 2 * len(self.options.failures) + 1)
+
         def zeros(*shape: int) -> Ints:
             return np.zeros(shape, np.int64)
 
@@ -349,7 +356,9 @@ class _Run:
             copy_cpu=zeros(nodes),
             copy_memory=zeros(nodes),
             copy_mig=zeros(nodes, devices),
-            series=np.zeros((min(1 << 20, 2 * size + 2 * len(self.options.failures) + 1) if self.options.series else 1, 6)),
+            series=np.zeros(
+                (min(1 << 20, 2 * size + 2 * len(self.options.failures) + 1) if self.options.series else 1, 6)
+            ),
         )
         state.i[[kernel.SCORES_FOR, kernel.ASKED_FOR]] = -1
         return state
@@ -422,7 +431,9 @@ class _Run:
         rows = np.concatenate([view.waiting, upcoming])
         keys = np.asarray(self.policy.order(view, rows), np.float64)
         if keys.shape != rows.shape or np.isnan(keys).any():
-            raise InvalidInputError(f"policy {self.policy.name}: order must give one number for each of {len(rows)} rows")
+            raise InvalidInputError(
+                f"policy {self.policy.name}: order must give one number for each of {len(rows)} rows"
+            )
         state.key[rows] = keys
         waiting = view.waiting
         order = np.lexsort((problem.uid[waiting], problem.submit[waiting], state.key[waiting]))
@@ -437,10 +448,14 @@ class _Run:
 
     def _place(self, workload: int) -> None:
         view = self._view()
-        feasible = np.array([kernel.fits(self.problem, self.state, workload, n) for n in range(len(self.trace.cluster))])
+        feasible = np.array(
+            [kernel.fits(self.problem, self.state, workload, n) for n in range(len(self.trace.cluster))]
+        )
         scores = np.asarray(self.policy.place(view, workload, feasible), np.float64)
         if scores.shape != feasible.shape:
-            raise InvalidInputError(f"policy {self.policy.name}: place must give one score for each of {len(feasible)} nodes")
+            raise InvalidInputError(
+                f"policy {self.policy.name}: place must give one score for each of {len(feasible)} nodes"
+            )
         self.state.scores[:] = np.nan_to_num(scores, nan=-1e300, posinf=1e300, neginf=-1e300)
         self.state.i[kernel.SCORES_FOR] = workload
 

@@ -7,6 +7,9 @@ end or until it needs an answer from the policy, and goes on where it stopped wh
 Names: p is the `Problem` (never written), s the `State`, w a workload's row, n a node's row, i a position.
 """
 
+# mypy: disable-error-code="no-any-return"
+# (Elements of arrays are Any to mypy; conversions would only slow the interpreter down.)
+
 from __future__ import annotations
 
 import math
@@ -84,7 +87,7 @@ class Problem(NamedTuple):
     estimate: Floats
     need_cpu: Ints
     need_memory: Ints
-    count: Ints
+    need_gpus: Ints
     milli: Ints
     profile: Ints
     models: Ints
@@ -258,9 +261,7 @@ def touch(p: Problem, s: State, n: int) -> None:
     s.best[n] = best
     s.version[n] += 1
     if p.flags[FRAGMENTATION]:
-        s.fragmented[n] = node_fragmentation(
-            p, s.free[n], p.gpus[n], s.free_cpu[n], s.free_memory[n], p.model_bit[n]
-        )
+        s.fragmented[n] = node_fragmentation(p, s.free[n], p.gpus[n], s.free_cpu[n], s.free_memory[n], p.model_bit[n])
     b = n // BLOCK
     cpu = -1
     memory = -1
@@ -301,7 +302,7 @@ def holds(p: Problem, w: int, n: int, cpu: int, memory: int, gpus: Ints, used: I
     """Whether ``w`` fits into the given free amounts of node ``n``."""
     if cpu < p.need_cpu[w] or memory < p.need_memory[w]:
         return False
-    count = p.count[w]
+    count = p.need_gpus[w]
     if count == 0:
         return True
     if p.profile[w] >= 0:
@@ -324,7 +325,7 @@ def fits(p: Problem, s: State, w: int, n: int) -> bool:
     """Whether ``w`` fits node ``n`` now; the cheap tests first."""
     if s.free_cpu[n] < p.need_cpu[w] or s.free_memory[n] < p.need_memory[w]:
         return False
-    count = p.count[w]
+    count = p.need_gpus[w]
     if count > 0 and p.profile[w] < 0:
         milli = p.milli[w]
         if s.best[n] < milli or (milli == 1000 and s.whole[n] < count):
@@ -357,7 +358,7 @@ def fgd_score(p: Problem, s: State, w: int, n: int, levels: int) -> float:
     memory = s.free_memory[n] - p.need_memory[w]
     before = s.fragmented[n]
     s.out[0] = -1
-    if p.count[w] == 1 and p.milli[w] < 1000:
+    if p.need_gpus[w] == 1 and p.milli[w] < 1000:
         best = -math.inf
         milli = p.milli[w]
         for j in range(size):
@@ -379,7 +380,7 @@ def fgd_score(p: Problem, s: State, w: int, n: int, levels: int) -> float:
                     best = score
                     s.out[0] = j
         return best
-    left = p.count[w]
+    left = p.need_gpus[w]
     for j in range(size):
         if left > 0 and row[j] >= p.milli[w]:
             row[j] -= p.milli[w]
@@ -391,8 +392,8 @@ def fgd_score(p: Problem, s: State, w: int, n: int, levels: int) -> float:
 
 
 def packing_score(p: Problem, s: State, w: int, n: int) -> float:
-    """Shared GPUs (100 less a tenth of their free percentage), free GPUs of a used node (50 less one each), the rest."""
-    if p.count[w] == 0:
+    """Shared GPUs (100 less a tenth of their free percentage), free ones of a used node (50 less one each), then others."""
+    if p.need_gpus[w] == 0:
         return 0.0
     size = p.gpus[n]
     if s.whole[n] == size:
@@ -402,7 +403,7 @@ def packing_score(p: Problem, s: State, w: int, n: int) -> float:
         row[j] = s.free[n, j]
     used_free = 0
     percent = 0
-    for _ in range(p.count[w]):
+    for _ in range(p.need_gpus[w]):
         at = -1
         for j in range(size):
             if row[j] >= p.milli[w] and (at < 0 or row[j] < row[at]):
@@ -420,9 +421,9 @@ def packing_score(p: Problem, s: State, w: int, n: int) -> float:
 
 def clustering_score(p: Problem, s: State, w: int, n: int) -> float:
     """Same size class only, same among others, idle, others; within each, the fuller node."""
-    if p.count[w] == 0:
+    if p.need_gpus[w] == 0:
         return 0.0
-    tag = 0 if p.milli[w] < 1000 else p.count[w]
+    tag = 0 if p.milli[w] < 1000 else p.need_gpus[w]
     kinds = 0
     for a in range(s.affinity.shape[1]):
         if s.affinity[n, a] > 0:
@@ -455,7 +456,7 @@ def node_score(p: Problem, s: State, w: int, n: int) -> float:
         return packing_score(p, s, w, n)
     if rule == _CLUSTER:
         return clustering_score(p, s, w, n)
-    gpu = p.count[w] * p.milli[w]
+    gpu = p.need_gpus[w] * p.milli[w]
     if rule == _DOT:
         product = min(1.0, s.free_cpu[n] / MAX_CPU) * (p.need_cpu[w] / MAX_CPU)
         product += (s.total[n] / MAX_GPU) * (gpu / MAX_GPU)
@@ -472,7 +473,7 @@ def choose(p: Problem, s: State, w: int, avoid_reserved: bool, stamp: int) -> in
     best_score = -math.inf
     device = -1
     first = p.flags[PLACEMENT] == _FIRST
-    plain = p.count[w] > 0 and p.profile[w] < 0
+    plain = p.need_gpus[w] > 0 and p.profile[w] < 0
     low = 0
     high = len(p.gpus)
     if p.pinned[w] >= 0:
@@ -484,7 +485,7 @@ def choose(p: Problem, s: State, w: int, avoid_reserved: bool, stamp: int) -> in
         if n % BLOCK == 0 and (
             s.block_cpu[b] < p.need_cpu[w]
             or s.block_memory[b] < p.need_memory[w]
-            or (plain and (s.block_best[b] < p.milli[w] or (p.milli[w] == 1000 and s.block_whole[b] < p.count[w])))
+            or (plain and (s.block_best[b] < p.milli[w] or (p.milli[w] == 1000 and s.block_whole[b] < p.need_gpus[w])))
         ):
             n += BLOCK
             continue
@@ -506,8 +507,8 @@ def choose(p: Problem, s: State, w: int, avoid_reserved: bool, stamp: int) -> in
 
 
 def pick_devices(p: Problem, s: State, w: int, n: int, device: int) -> int:
-    """Bit mask of the devices for ``w`` on ``n``; ``device`` is the one chosen already, or -1. MIG's slice: s.out[1]."""
-    count = p.count[w]
+    """Bit mask of the devices for ``w`` on ``n``; ``device`` is one chosen already, or -1. MIG's slice: s.out[1]."""
+    count = p.need_gpus[w]
     if count == 0:
         return 0
     if p.profile[w] >= 0:
@@ -560,9 +561,9 @@ def hold(p: Problem, s: State, w: int, n: int, mask: int) -> None:
             if p.profile[w] >= 0:
                 s.slot[w] = s.out[1]
                 s.mig_used[n, j] |= ((1 << p.mig_size[p.profile[w]]) - 1) << s.out[1]
-    if p.count[w] > 0:
-        s.affinity[n, 0 if p.milli[w] < 1000 else p.count[w]] += 1
-    gpu = p.count[w] * p.milli[w]
+    if p.need_gpus[w] > 0:
+        s.affinity[n, 0 if p.milli[w] < 1000 else p.need_gpus[w]] += 1
+    gpu = p.need_gpus[w] * p.milli[w]
     s.i[USED_MILLI] += gpu
     s.i[USED_CPU] += p.need_cpu[w]
     s.rank_used[min(p.rank[w], len(s.rank_used) - 1)] += gpu
@@ -587,9 +588,9 @@ def free_up(p: Problem, s: State, w: int) -> None:
             s.free[n, j] += p.milli[w]
             if p.profile[w] >= 0:
                 s.mig_used[n, j] &= ~(((1 << p.mig_size[p.profile[w]]) - 1) << s.slot[w])
-    if p.count[w] > 0:
-        s.affinity[n, 0 if p.milli[w] < 1000 else p.count[w]] -= 1
-    gpu = p.count[w] * p.milli[w]
+    if p.need_gpus[w] > 0:
+        s.affinity[n, 0 if p.milli[w] < 1000 else p.need_gpus[w]] -= 1
+    gpu = p.need_gpus[w] * p.milli[w]
     s.i[USED_MILLI] -= gpu
     s.i[USED_CPU] -= p.need_cpu[w]
     s.rank_used[min(p.rank[w], len(s.rank_used) - 1)] -= gpu
@@ -809,7 +810,7 @@ def within_limits(p: Problem, s: State, w: int) -> bool:
     m = w
     while m >= 0:
         if s.status[m] != _FINISHED:
-            need += p.count[m] * p.milli[m]
+            need += p.need_gpus[m] * p.milli[m]
         m = p.next_member[m]
     t = p.tenant[w]
     if t >= 0 and p.quota[t] >= 0 and s.tenant_used[t] + need > p.quota[t]:
@@ -841,7 +842,7 @@ def try_start(p: Problem, s: State, w: int, avoid_reserved: bool) -> bool:
             m = p.next_member[m]
             continue
         n = choose(p, s, m, avoid_reserved, stamp)
-        if n < 0 and p.flags[COMPACTION] and p.count[m] == 1 and p.milli[m] < 1000 and p.profile[m] < 0:
+        if n < 0 and p.flags[COMPACTION] and p.need_gpus[m] == 1 and p.milli[m] < 1000 and p.profile[m] < 0:
             n = compact(p, s, m)
         if n < 0:
             undo = w
@@ -889,7 +890,7 @@ def compact(p: Problem, s: State, w: int) -> int:
         count = 0
         v = s.first_on[n]
         while v >= 0:
-            if p.count[v] == 1 and p.milli[v] < 1000:
+            if p.need_gpus[v] == 1 and p.milli[v] < 1000:
                 s.chosen[count] = v
                 count += 1
             else:
@@ -1011,7 +1012,7 @@ def preempt(p: Problem, s: State, w: int) -> bool:
             if v >= 0:
                 m = p.leader[v]
                 while m >= 0:
-                    cost += lost_if_stopped(p, s, m) * max(1, p.count[m] * p.milli[m])
+                    cost += lost_if_stopped(p, s, m) * max(1, p.need_gpus[m] * p.milli[m])
                     m = p.next_member[m]
         if cost < best_cost or (cost == best_cost and taken - kept < best_count):
             best = n
@@ -1094,7 +1095,7 @@ def fits_copy(p: Problem, s: State, w: int) -> bool:
             if holds(p, m, n, cpu[n], memory[n], free[n], s.copy_mig[n]):
                 cpu[n] -= p.need_cpu[m]
                 memory[n] -= p.need_memory[m]
-                left = p.count[m]
+                left = p.need_gpus[m]
                 for j in range(p.gpus[n]):
                     if left > 0 and free[n, j] >= p.milli[m]:
                         free[n, j] -= p.milli[m]
@@ -1198,7 +1199,7 @@ def arrive(p: Problem, s: State, w: int) -> None:
     fine = True
     m = w
     while m >= 0:
-        s.i[ARRIVED] += p.count[m] * p.milli[m]
+        s.i[ARRIVED] += p.need_gpus[m] * p.milli[m]
         s.i[EVENTS] += 1
         fine = fine and p.fits_empty[m]
         m = p.next_member[m]
@@ -1380,6 +1381,9 @@ _ORDER: tuple[Callable[..., Any], ...] = (
     stop_all,
     advance,
 )
+#: The functions that make arrays. All others go without reference counts, which would cost more than their work: every
+#: call passes a hundred arrays.
+_ALLOCATING: tuple[Callable[..., Any], ...] = (fits_copy, reserve)
 _compiled: dict[str, Any] = {}
 
 
@@ -1395,6 +1399,7 @@ def compiled() -> dict[str, Any]:
         names = dict(globals())
         for function in _ORDER:
             clone = FunctionType(function.__code__, names, function.__name__)
-            names[function.__name__] = numba.njit(cache=True)(clone)
+            options: dict[str, Any] = {"cache": True, "_nrt": function in _ALLOCATING}
+            names[function.__name__] = numba.njit(**options)(clone)
         _compiled.update({function.__name__: names[function.__name__] for function in _ORDER})
     return _compiled

@@ -274,9 +274,7 @@ class Workloads:
         """Return the rows that ``keep`` (mask or indices) names, with their identities."""
         rows = np.flatnonzero(keep) if np.asarray(keep).dtype == np.bool_ else np.asarray(keep, np.int64)
         changed: dict[str, Any] = {
-            item.name: value[rows]
-            for item in fields(self)
-            if isinstance(value := getattr(self, item.name), np.ndarray)
+            item.name: value[rows] for item in fields(self) if isinstance(value := getattr(self, item.name), np.ndarray)
         }
         return replace(self, names=tuple(self.names[row] for row in rows), **changed)
 

@@ -117,15 +117,15 @@ class Policy:
         """Return the order of the given workloads (waiting, or about to arrive) now, one key a row; smaller first."""
         return self.keys(view.trace)[rows]
 
-    def place(self, view: View, workload: int, feasible: Bools) -> Floats:
+    def place(self, view: View, workload: int, feasible: Bools) -> Floats:  # noqa: ARG002
         """Return a score a node, [N]; the largest of the feasible ones wins. Asked with `Placement.CUSTOM` only."""
         return np.zeros(len(feasible))
 
-    def preempt(self, view: View, workload: int) -> Ints:
+    def preempt(self, view: View, workload: int) -> Ints:  # noqa: ARG002
         """Return the running workloads to stop so that ``workload`` fits; empty for none."""
         return np.zeros(0, np.int64)
 
-    def open_nodes(self, view: View) -> Bools | None:
+    def open_nodes(self, view: View) -> Bools | None:  # noqa: ARG002
         """Return which nodes take new work, [N] (an elastic pool); None: all. Asked whenever `order` is."""
         return None
 

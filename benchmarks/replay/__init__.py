@@ -1,0 +1,1 @@
+"""Benchmarks of the replay: FGD's published table, published orderings, speed."""
