@@ -1,4 +1,4 @@
-"""Capture what a real Slurm says, for the tests that have none: python tests/exporters/e2e/capture_slurm.py FOLDER.
+"""Capture what a real Slurm says, for the tests that have none: python -m tests.exporters.e2e.capture_slurm FOLDER.
 
 One cluster with jobs of every kind that the source tells apart. Names of this machine are replaced.
 """
@@ -15,7 +15,8 @@ import time
 from http.client import HTTPConnection
 from pathlib import Path
 
-from slurm_cluster import Partition, SlurmCluster, SlurmNode, running, wait_for
+from tests.support.services import wait_for
+from tests.support.slurm_cluster import Partition, SlurmCluster, SlurmNode, running
 
 NODES = [
     SlurmNode("gpu1", {"a100": 4}, features="ib,nvlink"),

@@ -6,9 +6,7 @@ Needs root and the packages of scripts/ci_services.sh; skipped without them, exc
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from slurm_cluster import SBIN, Partition, SlurmCluster, SlurmNode, free_port, missing, running, wait_for
 
 from exporters.model import WorkloadState, by_id
 from exporters.sources.slurm import open_slurm
+from tests.support.services import absent, free_port, program, wait_for
+from tests.support.slurm_cluster import Partition, SlurmCluster, SlurmNode, missing, running
 
 pytestmark = pytest.mark.services
 
@@ -64,13 +63,6 @@ PARTITIONS = [
     Partition("slow", "gpu4", "PriorityTier=1 PreemptMode=CANCEL GraceTime=3600"),
     Partition("wide", "gpu[5-6]", f"{URGENT} PreemptMode=OFF"),
 ]
-
-
-def absent(why: str) -> None:
-    """Skip; where everything has to be there, fail."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(why)
-    pytest.skip(why)
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +125,7 @@ class Store:
 @pytest.fixture(scope="module")
 def store(cluster: SlurmCluster) -> Iterator[Store]:
     """The exporter, as `rca exporter slurm` runs it, scraped by Prometheus."""
-    prometheus = shutil.which("prometheus", path=SBIN)
-    if prometheus is None:
-        absent("not installed: prometheus (scripts/ci_services.sh installs it)")
+    prometheus = program("prometheus")
     folder = cluster.folder
     (folder / "policy.yaml").write_text(POLICY)
     exporter_port, port = free_port(), free_port()
@@ -149,7 +139,7 @@ def store(cluster: SlurmCluster) -> Iterator[Store]:
         "exporter": [sys.executable, "-m", "cli.main", "exporter", "slurm", "--listen", f"127.0.0.1:{exporter_port}"]
         + [str(option) for option in options],
         "prometheus": [
-            str(prometheus),
+            prometheus,
             f"--config.file={folder}/prometheus.yml",
             f"--storage.tsdb.path={folder}/tsdb",
             f"--web.listen-address=127.0.0.1:{port}",

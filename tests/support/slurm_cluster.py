@@ -15,13 +15,13 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.services import HOST, SBIN, free_port, wait_for
+
 DAEMONS = ("munged", "slurmctld", "slurmd", "slurmrestd", "squeue", "sbatch", "scontrol")
-SBIN = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/sbin"))
-HOST = "127.0.0.1"
 
 CONFIG = """\
 ClusterName=loopback
@@ -306,22 +306,6 @@ class SlurmCluster:
             # The device of /dev/null: there, and nothing behind it.
             os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         return path
-
-
-def free_port() -> int:
-    """Return a TCP port of loopback that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], object], what: str, log: Callable[[], str], timeout: float = 30.0) -> None:
-    """Wait until ``condition`` holds; say ``what`` did not come about otherwise."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout:g} s for {what}\n{log()}")
-        time.sleep(0.05)
 
 
 def missing() -> str:
