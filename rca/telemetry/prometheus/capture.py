@@ -54,7 +54,7 @@ def capture_from(config: CaptureConfig) -> Capture:
     """
 
     def capture(request: CaptureRequest) -> Incident:
-        return asyncio.run(_capture(config, request, time.time()))
+        return asyncio.run(_capture(config, request))
 
     return capture
 
@@ -68,8 +68,13 @@ class _Times:
     onset: float
 
 
-async def _capture(config: CaptureConfig, request: CaptureRequest, now: float) -> Incident:
+async def _capture(config: CaptureConfig, request: CaptureRequest) -> Incident:
     deadline = asyncio.get_running_loop().time() + config.total_timeout_seconds
+    early = request.onset.timestamp() + config.settle_seconds - time.time()
+    if request.end is None and early > 0:
+        # What an alert says at once, a few samples later shows.
+        await asyncio.sleep(min(early, config.settle_seconds))
+    now = time.time()
     async with Client(config, deadline) as client:
         inquiry = Inquiry(client, config.step_seconds)
         step = config.step_seconds
@@ -122,8 +127,8 @@ def window_of(config: CaptureConfig, request: CaptureRequest, now: float) -> _Ti
     if request.end is None:
         end = min(end, onset + config.tail_seconds)
     start = np.floor((onset - config.lead_seconds) / step) * step
-    last = np.floor(min(end, start + config.most_window_seconds) / step) * step
-    # An alert that has only just begun: its window holds at least the sample at its onset.
+    # The newest sample is in the window, which is half-open: it is the one that the alert is about.
+    last = np.floor(min(end, start + config.most_window_seconds) / step) * step + step
     return _Times(float(start), float(max(last, np.floor(onset / step) * step + step)), onset)
 
 

@@ -157,7 +157,7 @@ class Client:
             "start": _stamp(start),
             "end": _stamp(end),
             "step": f"{step:g}",
-            "timeout": f"{min(self.config.query_timeout_seconds, max(left, 0.001)):.3f}s",
+            "timeout": f"{max(1, round(1000 * min(self.config.query_timeout_seconds, left)))}ms",
             # VictoriaMetrics alone reads these: by default it repeats the last value over the newest 30 s.
             "nocache": "1",
             "latency_offset": "1ms",

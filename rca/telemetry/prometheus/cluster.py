@@ -199,7 +199,9 @@ def read_scheduler(
             continue
         _seen(view, victim, *by(series.labels, "service", "priority_level"))
         service, level = by(series.labels, "culprit_service", "culprit_priority_level")
-        _seen(view, culprit, service, level, state="running")
+        _seen(view, culprit, service, level)
+        if view.workloads[culprit].state == "unknown":
+            view.workloads[culprit] = replace(view.workloads[culprit], state="running")
         gpus = _slope(series.times, series.values)
         if gpus is not None:
             view.workloads[culprit] = replace(view.workloads[culprit], gpus=gpus)
@@ -223,9 +225,9 @@ def blind_times(answers: Mapping[str, Sequence[Series]]) -> list[str]:
     ]
 
 
-def _seen(view: ClusterView, name: str, service: str, level: str, state: str = "unknown") -> None:
+def _seen(view: ClusterView, name: str, service: str, level: str) -> None:
     if name not in view.workloads:
-        view.workloads[name] = Workload(name, service=service, level=level, state=state)
+        view.workloads[name] = Workload(name, service=service, level=level, state="unknown")
 
 
 def _merged(first: tuple[Floats, Floats], second: tuple[Floats, Floats]) -> tuple[Floats, Floats]:

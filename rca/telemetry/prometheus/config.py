@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 from rca.errors import InvalidInputError
 
+_MAY_BE_ZERO = frozenset({"settle_seconds", "lead_seconds", "tail_seconds"})
+
 
 class TracesKind(StrEnum):
     """Which HTTP API serves traces."""
@@ -61,6 +63,8 @@ class CaptureConfig:
         rate_seconds: Range of ``rate()``; by default four steps, so that one missed scrape leaves no hole.
         lead_seconds: How far before the onset the window starts.
         tail_seconds: How far after the onset the window may end, where the request gives no end.
+        settle_seconds: Wait at least this long after the onset before asking, where the request gives no end, so that
+            there are samples of the incident. It counts into the total time-out.
         most_window_seconds: Longest incident window.
         baseline_seconds: Length of the baseline.
         least_baseline_seconds: Shortest baseline that is worth comparing with.
@@ -89,6 +93,7 @@ class CaptureConfig:
     rate_seconds: float | None = None
     lead_seconds: float = 300.0
     tail_seconds: float = 1800.0
+    settle_seconds: float = 30.0
     most_window_seconds: float = 6 * 3600.0
     baseline_seconds: float = 3600.0
     least_baseline_seconds: float = 60.0
@@ -116,8 +121,14 @@ class CaptureConfig:
             value = getattr(self, item.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if not (value > 0 and math.isfinite(value)):
+            if not math.isfinite(value) or value < 0 or (value == 0 and item.name not in _MAY_BE_ZERO):
                 raise InvalidInputError(f"{item.name} is {value:g}", cure="give a number above 0")
+        if self.settle_seconds >= self.total_timeout_seconds:
+            raise InvalidInputError(
+                f"settle_seconds ({self.settle_seconds:g}) leaves nothing of total_timeout_seconds "
+                f"({self.total_timeout_seconds:g})",
+                cure="lengthen the total time-out",
+            )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidInputError("a client certificate needs its key", cure="give both tls_cert and tls_key")
         if bool(self.username) != (self.password_file is not None):
