@@ -1,9 +1,9 @@
 """A small chain of real HTTP services on loopback, of which one gets its work done by Slurm jobs.
 
-``gateway -> auth``, ``gateway -> api -> inference``, ``api -> store``. Each service is an HTTP server of its own, measures
-the calls that it makes and the requests that it serves, and exposes them under the names of the OpenTelemetry service
-graph connector. ``inference`` collects requests for a moment and submits one urgent GPU job for all of them; they are
-answered when that job has run. So when somebody less urgent has the GPUs, users wait because a job waits.
+``gateway -> auth``, ``gateway -> api -> inference``, ``api -> store``. Each service is an HTTP server of its own,
+measures the calls that it makes and the requests that it serves, and exposes them under the names of the OpenTelemetry
+service graph connector. ``inference`` collects requests for a moment and submits one urgent GPU job for all of them;
+they are answered when that job has run. So when somebody less urgent has the GPUs, users wait because a job waits.
 
 Run it as a process of its own; it prints the address of each service as JSON and ends on SIGTERM::
 
@@ -54,19 +54,15 @@ class Metrics:
         pair = ("client", "server", "connection_type")
         self.total = Counter("traces_service_graph_request", "Calls", pair, registry=self.registry)
         self.failed = Counter("traces_service_graph_request_failed", "Failed calls", pair, registry=self.registry)
-        self.client = Histogram(
-            "traces_service_graph_request_client_seconds",
-            "The caller's view",
-            pair,
-            buckets=_BUCKETS,
-            registry=self.registry,
-        )
-        self.server = Histogram(
-            "traces_service_graph_request_server_seconds",
-            "The callee's view",
-            pair,
-            buckets=_BUCKETS,
-            registry=self.registry,
+        self.client, self.server = (
+            Histogram(
+                f"traces_service_graph_request_{side}_seconds",
+                f"Calls as the {side} saw them",
+                pair,
+                buckets=_BUCKETS,
+                registry=self.registry,
+            )
+            for side in ("client", "server")
         )
 
 
@@ -203,7 +199,8 @@ def main() -> None:
         threading.Thread(target=service.server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
     working = threading.Thread(target=batches.run)
     working.start()
-    print(json.dumps(addresses), flush=True)
+    sys.stdout.write(json.dumps(addresses) + "\n")
+    sys.stdout.flush()
     while not stop.wait(1.0 / options.rate):
         threading.Thread(target=_user, args=(addresses["gateway"],), daemon=True).start()
     batches.stop()

@@ -10,8 +10,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +43,8 @@ receivers:
       - url: {url}
         send_resolved: true
         max_alerts: 0
-{authorization}"""
+{credentials}"""
+INDENT = " " * 8
 
 
 class Metrics(StrEnum):
@@ -67,11 +66,10 @@ class LiveChain:
     metrics: Metrics = Metrics.PROMETHEUS
     services: dict[str, str] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    prometheus_url: str = ""
     store_url: str = ""
     alertmanager_url: str = ""
 
-    def run(self, name: str, command: Sequence[str | Path], *, stdout: int | IO[bytes] | None = None) -> None:
+    def run(self, name: str, *command: str | Path, stdout: int | IO[bytes] | None = None) -> None:
         """Start a program; its output goes to ``NAME.out.log``."""
         with (self.folder / f"{name}.out.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
@@ -85,17 +83,19 @@ class LiveChain:
 
     def start(self) -> None:
         """Start everything and wait until all targets are scraped."""
-        exporter, alerts, prometheus = free_port(), free_port(), free_port()
+        exporter, alerts = free_port(), free_port()
         (self.folder / "policy.yaml").write_text(POLICY)
         conf = self.folder / "slurm.conf"
         self.run(
             "exporter",
-            [sys.executable, "-m", "cli.main", "exporter", "slurm", "--listen", f"{HOST}:{exporter}", "--conf", conf]
-            + ["--policy", self.folder / "policy.yaml", "--interval", "0.5", "--timeout", "5"],
+            sys.executable,
+            *("-m", "cli.main", "exporter", "slurm", "--listen", f"{HOST}:{exporter}", "--conf", conf),
+            *("--policy", self.folder / "policy.yaml", "--interval", "0.5", "--timeout", "5"),
         )
         self.run(
             "chain",
-            [sys.executable, "-m", "tests.support.demo_chain", "--slurm-conf", conf],
+            sys.executable,
+            *("-m", "tests.support.demo_chain", "--slurm-conf", conf),
             stdout=subprocess.PIPE,
         )
         out = self.processes["chain"].stdout
@@ -103,55 +103,73 @@ class LiveChain:
         self.services = json.loads(out.readline())
         targets = {"slurm": [f"{HOST}:{exporter}"]}
         targets["chain"] = [url.removeprefix("http://") for url in self.services.values()]
+        (self.folder / "rules.yaml").write_text(self.rules)
         self._alertmanager(alerts)
-        self._prometheus(prometheus, alerts, targets)
-        self.store_url = self.prometheus_url
-        if self.metrics is Metrics.VICTORIA:
+        if self.metrics is Metrics.PROMETHEUS:
+            self._prometheus(targets)
+        else:
             self._victoria(targets)
         wait_for(lambda: self._up() >= len(self.services) + 1, "the targets to be scraped", self.log, 60)
 
     def _alertmanager(self, port: int) -> None:
-        authorization = ""
+        credentials = ""
         if self.token:
             (self.folder / "webhook-token").write_text(self.token)
-            authorization = (
-                f"        http_config: {{ authorization: {{ credentials_file: {self.folder}/webhook-token }} }}\n"
+            credentials = (
+                f"{INDENT}http_config: {{ authorization: {{ credentials_file: {self.folder}/webhook-token }} }}\n"
             )
-        (self.folder / "alertmanager.yml").write_text(
-            ALERTMANAGER.format(url=self.webhook, authorization=authorization)
-        )
+        (self.folder / "alertmanager.yml").write_text(ALERTMANAGER.format(url=self.webhook, credentials=credentials))
         self.run(
             "alertmanager",
-            [program("prometheus-alertmanager"), f"--config.file={self.folder}/alertmanager.yml"]
-            + [f"--storage.path={self.folder}/alertmanager", f"--web.listen-address={HOST}:{port}"]
-            + ["--cluster.listen-address="],
+            program("prometheus-alertmanager"),
+            f"--config.file={self.folder}/alertmanager.yml",
+            f"--storage.path={self.folder}/alertmanager",
+            f"--web.listen-address={HOST}:{port}",
+            "--cluster.listen-address=",
         )
         self.alertmanager_url = f"http://{HOST}:{port}"
 
-    def _prometheus(self, port: int, alerts: int, targets: Mapping[str, Sequence[str]]) -> None:
-        (self.folder / "rules.yaml").write_text(self.rules)
+    def _prometheus(self, targets: Mapping[str, Sequence[str]]) -> None:
+        port = free_port()
+        alerts = self.alertmanager_url.removeprefix("http://")
         (self.folder / "prometheus.yml").write_text(
             f"global: {{ scrape_interval: {SECONDS}s, evaluation_interval: {SECONDS}s }}\n"
             f"rule_files: [{self.folder}/rules.yaml]\n"
-            f"alerting: {{ alertmanagers: [{{ static_configs: [{{ targets: ['{HOST}:{alerts}'] }}] }}] }}\n"
-            + _scrape(targets)
+            f"alerting: {{ alertmanagers: [{{ static_configs: [{{ targets: ['{alerts}'] }}] }}] }}\n" + _scrape(targets)
         )
         self.run(
             "prometheus",
-            [program("prometheus"), f"--config.file={self.folder}/prometheus.yml"]
-            + [f"--storage.tsdb.path={self.folder}/tsdb", f"--web.listen-address={HOST}:{port}"],
-        )
-        self.prometheus_url = f"http://{HOST}:{port}"
-
-    def _victoria(self, targets: Mapping[str, Sequence[str]]) -> None:
-        port = free_port()
-        (self.folder / "victoria.yml").write_text(f"global: {{ scrape_interval: {SECONDS}s }}\n" + _scrape(targets))
-        self.run(
-            "victoria-metrics",
-            [program("victoria-metrics"), f"-promscrape.config={self.folder}/victoria.yml"]
-            + [f"-storageDataPath={self.folder}/victoria", f"-httpListenAddr={HOST}:{port}", "-retentionPeriod=1d"],
+            program("prometheus"),
+            f"--config.file={self.folder}/prometheus.yml",
+            f"--storage.tsdb.path={self.folder}/tsdb",
+            f"--web.listen-address={HOST}:{port}",
         )
         self.store_url = f"http://{HOST}:{port}"
+
+    def _victoria(self, targets: Mapping[str, Sequence[str]]) -> None:
+        """VictoriaMetrics scrapes and stores; vmalert evaluates the rules."""
+        port, other = free_port(), free_port()
+        (self.folder / "victoria.yml").write_text(f"global: {{ scrape_interval: {SECONDS}s }}\n" + _scrape(targets))
+        self.store_url = f"http://{HOST}:{port}"
+        self.run(
+            "victoria-metrics",
+            program("victoria-metrics"),
+            f"-promscrape.config={self.folder}/victoria.yml",
+            f"-storageDataPath={self.folder}/victoria",
+            f"-httpListenAddr={HOST}:{port}",
+            "-retentionPeriod=1d",
+            # By default it hides the newest 30 s, and versions before latency_offset cannot be asked for them.
+            f"-search.latencyOffset={SECONDS}s",
+        )
+        self.run(
+            "vmalert",
+            program("vmalert"),
+            f"-rule={self.folder}/rules.yaml",
+            f"-datasource.url={self.store_url}",
+            f"-notifier.url={self.alertmanager_url}",
+            f"-evaluationInterval={SECONDS}s",
+            f"-httpListenAddr={HOST}:{other}",
+        )
 
     def _up(self) -> int:
         try:
@@ -220,8 +238,3 @@ def live_chain(
             yield chain
         finally:
             chain.stop()
-
-
-def settle(seconds: float) -> None:
-    """Let the chain run, so that there is a baseline."""
-    time.sleep(seconds)

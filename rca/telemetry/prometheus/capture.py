@@ -41,9 +41,11 @@ from rca.telemetry.prometheus.config import CaptureConfig
 from rca.telemetry.request import Capture, CaptureRequest
 
 _LOAD, _CALLS, _SCHEDULER = "load before and during the incident", "call graph", "scheduler"
-_GPUS, _PODS, _ALERTS = "GPUs", "Kubernetes pods", "alert"
+_GPUS, _PODS, _ALERTS, _NEWEST = "GPUs", "Kubernetes pods", "alert", "newest samples"
 #: Spans nearer to each other than this many steps are asked for as one.
 _BRIDGED_STEPS: Final = 12
+#: Samples may take this long to be seen: scrapes, remote write, VictoriaMetrics' ``-search.latencyOffset``.
+_LATE_SECONDS: Final = 120.0
 
 
 def capture_from(config: CaptureConfig) -> Capture:
@@ -316,6 +318,7 @@ class _Draft:
         self._waits(node, kept)
         times = self.times
         metrics = self._metrics(kept, extra)
+        self._note_age()
         # The victim's samples decide: without one in the window there is nothing to explain.
         self._check(metrics, node, metric)
         scheduler = {"scheduler": self.view.schedulers[0]} if len(self.view.schedulers) == 1 else {}
@@ -423,8 +426,18 @@ class _Draft:
             raise SourceUnreachableError(
                 f"{about}; {(failed or [self.inquiry.unreachable])[0]}", cure="the capture can be tried again"
             )
+        if time.time() - self.times.end < _LATE_SECONDS:
+            raise SourceUnreachableError(f"{about} yet", cure="the capture can be tried again when it has arrived")
         near = _close(node, {*self.services, *self.view.workloads, *self.view.devices})
         raise NotFoundError(about, cure=f"did you mean {near}?" if near else "check that its metrics are scraped")
+
+    def _note_age(self) -> None:
+        """Say so when the newest samples are missing, as where a store shows them late."""
+        newest = max((float(times[-1]) for times in self.points.times), default=None)
+        if newest is not None and self.times.end - newest > 4 * self.config.step_seconds:
+            self.inquiry.record(_NEWEST).problems.setdefault(
+                f"the newest sample is {self.times.end - newest:.0f} s older than the end of the window"
+            )
 
     # --- what goes in
 
