@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import IO
+from urllib.parse import urlencode
 
 from tests.support.services import HOST, free_port, program, wait_for
 from tests.support.slurm_cluster import Partition, SlurmCluster, SlurmNode, running
@@ -109,7 +110,7 @@ class LiveChain:
             self._prometheus(targets)
         else:
             self._victoria(targets)
-        wait_for(lambda: self._up() >= len(self.services) + 1, "the targets to be scraped", self.log, 60)
+        wait_for(lambda: self.value("sum(up)") == len(self.services) + 1, "the targets to be scraped", self.log, 60)
 
     def _alertmanager(self, port: int) -> None:
         credentials = ""
@@ -171,13 +172,14 @@ class LiveChain:
             f"-httpListenAddr={HOST}:{other}",
         )
 
-    def _up(self) -> int:
+    def value(self, expression: str) -> float | None:
+        """Value of the first series of an instant query; None without one, and while the store does not answer."""
         try:
-            answer = json.loads(get(f"{self.store_url}/api/v1/query?query=sum(up)"))
+            answer = json.loads(get(f"{self.store_url}/api/v1/query?{urlencode({'query': expression})}"))
         except (OSError, ValueError):
-            return 0
+            return None
         found = answer["data"]["result"]
-        return int(float(found[0]["value"][1])) if found else 0
+        return float(found[0]["value"][1]) if found else None
 
     def stop(self) -> None:
         """End every program that was started here."""
