@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install what tests start on loopback (Debian or Ubuntu, as root): Slurm with slurmrestd and tokens, munge, Prometheus
-# with promtool, and a C compiler. Nothing is started or enabled here. Quick where all of them are there.
+# with promtool and Alertmanager, VictoriaMetrics with vmalert, and a C compiler. Nothing is started or enabled here. Quick where all of them are there.
 set -euo pipefail
 
 PATH=$PATH:/usr/sbin:/usr/local/sbin:/sbin
@@ -13,6 +13,9 @@ need squeue slurm-client
 need munged munge
 need prometheus prometheus
 need promtool prometheus
+need prometheus-alertmanager prometheus-alertmanager
+need victoria-metrics victoria-metrics
+need vmalert victoria-metrics
 need gcc gcc
 [ -e /usr/include/stdio.h ] || packages+=(libc6-dev)
 # These have no command: JSON and scheduling plugins, and those for tokens.

@@ -12,6 +12,8 @@ from rca.telemetry.prometheus.client import Answer, Client, Failure, QueryError,
 
 #: What a failed query is called in a source's detail; longer lists are cut.
 _MOST_NOTES = 6
+#: Requests that may fail before the first answer; then nobody is there, and waiting for more would help nobody.
+_MOST_SILENCES = 3
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Inquiry:
     records: dict[str, Record] = field(default_factory=dict)
     answered: bool = False
     unreachable: str = ""
+    silences: int = 0
 
     def record(self, source: str) -> Record:
         """The record of ``source``."""
@@ -104,6 +107,8 @@ class Inquiry:
 
     async def _one(self, record: Record, query: Query, span: Span, step: float | None) -> Answer:
         try:
+            if not self.answered and self.silences >= _MOST_SILENCES:
+                raise QueryError(Failure.TIMEOUT, f"not asked after {self.silences} requests without any answer")
             answer = await self.client.range(query.promql, span.start, span.end, step or self.step)
         except QueryError as error:
             self._failed(error)
@@ -122,6 +127,7 @@ class Inquiry:
 
     def _failed(self, error: QueryError) -> None:
         if error.kind in (Failure.UNREACHABLE, Failure.TIMEOUT, Failure.REFUSED):
+            self.silences += 1
             self.unreachable = self.unreachable or f"{error.kind.value}: {error}"
 
     def sources(self) -> tuple[Source, ...]:

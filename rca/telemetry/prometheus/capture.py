@@ -143,9 +143,10 @@ async def _begin_of_wait(
         return times
     workload = request.annotations.get(config.labels.victim) or request.labels.get(config.labels.workload, "")
     service = request.labels.get(config.labels.service, "")
-    only = label_matcher("workload", [workload]) if workload else label_matcher("service", [service] if service else [])
-    if not only:
+    # Of a service, only where the alert is about its jobs: others of its jobs may always wait.
+    if not workload and not (service and "violation_type" in request.labels):
         return times
+    only = label_matcher("workload", [workload]) if workload else label_matcher("service", [service])
     expression = f"max by (workload) ({selector(metric, only, config.matchers)})"
     found = await inquiry.ask(
         _SCHEDULER, [Query("the victim's wait", expression)], [Span(times.start, times.end - config.step_seconds)]
@@ -165,8 +166,6 @@ async def _baseline(
 ) -> Choice:
     window = (times.start, times.end)
     busy = [(item.start.timestamp(), item.end.timestamp()) for item in request.busy]
-    # Its own incident is no other incident.
-    busy = [item for item in busy if not item[0] <= times.onset < item[1]]
     found = baselines.candidates(config, window, busy)
     if not found:
         raise InvalidInputError(
