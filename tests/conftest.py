@@ -29,7 +29,7 @@ from rca.explanation import (
     Series,
     Verdict,
 )
-from rca.incident import Header, Incident, Victim, Window, metrics_table
+from rca.incident import Header, Incident, Source, SourceStatus, Victim, Window, metrics_table
 
 ONSET = datetime(2026, 1, 31, 3, 5, tzinfo=UTC)
 BASELINE = Window(ONSET - timedelta(minutes=65), ONSET - timedelta(minutes=5))
@@ -187,6 +187,10 @@ def explained() -> Explanation:
                 ProvenanceStep("explanation", "ef" * 32, "0123456789abcdef" * 4),
             ),
         ),
+        sources=(
+            Source("scheduler", "prometheus", queries=("max by (workload) (priority_workload_waiting_seconds)",)),
+            Source("kernel logs", "loki", SourceStatus.ABSENT, "no source for them was configured"),
+        ),
     )
 
 
@@ -228,7 +232,19 @@ def hostile(explained: Explanation) -> Explanation:
 
     def change(value: object, key: str = "") -> object:
         if isinstance(value, str):
-            if key in {"relation", "verdict", "kind", "unit", "metric", "start", "end", "onset", "sha256", "digest"}:
+            if key in {
+                "relation",
+                "verdict",
+                "kind",
+                "unit",
+                "metric",
+                "start",
+                "end",
+                "onset",
+                "sha256",
+                "digest",
+                "status",
+            }:
                 return value
             return renamed.get(value, HOSTILE)
         if isinstance(value, dict):

@@ -46,6 +46,7 @@ def test_the_sections_stand_in_reading_order(explained: Explanation, inconclusiv
         "no queue metrics in the bundle",
         "scontrol requeue 812",
         "None of the observed nodes: 4 %",
+        "prometheus, ok, 1 query",
         "0123456789ab",  # head of the chain
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -17,8 +18,11 @@ from rca.explain import explain
 from rca.explanation import Verdict
 from rca.incident import Incident, Window
 from rca.report import Format, render
-from rca.telemetry.prometheus import CaptureConfig, capture_from
+from rca.telemetry.prometheus import CaptureConfig, calls, capture_from, cluster
+from rca.telemetry.prometheus.ask import Inquiry, Span
+from rca.telemetry.prometheus.client import Client
 from rca.telemetry.request import CaptureRequest
+from tests.support.answering import Reply, Request, answering
 from tests.support.history import History, past_prometheus
 from tests.support.services import free_port
 
@@ -294,3 +298,45 @@ def test_a_mesh_tells_the_same_in_its_own_words() -> None:
     missing = {source.name: source.detail for source in incident.header.sources if source.status.value == "absent"}
     assert "waiting jobs" in missing["scheduler"]
     assert "GPUs" in missing
+
+
+def test_every_query_is_one_that_prometheus_understands(url: str) -> None:
+    """Also those for native histograms, of which this Prometheus has none."""
+    config = CaptureConfig(url, matchers='job="x"', step_seconds=0.5)
+    spoken = calls.service_graph(config)
+    native = frozenset({spoken.total, *spoken.failed, spoken.served, spoken.called})
+    planned = [
+        *calls.queries(spoken, config, native),
+        *calls.queries(spoken, config, None),
+        *calls.queries(calls.ISTIO, config, None),
+        calls.profile_query(calls.ISTIO, config, 15.0),
+        *cluster.scheduler_queries(config, None),
+        *cluster.device_queries(config, None),
+        *cluster.pod_queries(config, None, ["a.b", 'c"d']),
+    ]
+    assert any("histogram_sum" in query.promql for query in planned)
+
+    async def ask() -> Inquiry:
+        async with Client(config, asyncio.get_running_loop().time() + 30.0) as client:
+            inquiry = Inquiry(client, config.step_seconds)
+            await inquiry.ask("everything", planned, [Span(ONSET, ONSET + 1.0)])
+            return inquiry
+
+    (source,) = asyncio.run(ask()).sources()
+    assert (source.status.value, source.detail) == ("ok", "")
+    assert len(source.queries) == len({query.promql for query in planned})
+
+
+def test_a_capture_that_hangs_ends_in_time() -> None:
+    def hang(_: Request) -> Reply:
+        time.sleep(2.0)
+        return Reply(b"")
+
+    with answering(hang) as server:
+        config = CaptureConfig(server.url, query_timeout_seconds=0.5, total_timeout_seconds=20.0, settle_seconds=0.0)
+        begin = time.monotonic()
+        with pytest.raises(SourceUnreachableError):
+            capture_from(config)(request(service="gateway"))
+    assert time.monotonic() - begin < 10.0
+    # Where nothing answers, asking for everything would only take longer.
+    assert len(server.requests) <= 5
