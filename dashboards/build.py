@@ -15,6 +15,10 @@ BOARDS: Final = (
     "fleet",
     "service",
     "pod",
+    "fragmentation",
+    "scheduler",
+    "incident",
+    "exporter_health",
 )
 
 #: The boards as they are checked in.

@@ -57,7 +57,7 @@ def board() -> Any:
         [
             "Is anything urgent blocked?",
             stat(
-                "Urgent workloads in violation",
+                "Urgent in violation",
                 "P0 and P1 workloads that are in a priority violation now. 0 is only shown while a scheduler is read.",
                 f"sum(priority_violations_active{{{_URGENT}}}) {NOTHING_WHEN_UP}",
                 steps=ANY_IS_BAD,
@@ -115,7 +115,7 @@ def board() -> Any:
                 width=24,
                 height=7,
                 sort="Blocked for",
-                no_value="",
+                no_value="none seen (if the sources above answer)",
                 overrides=[
                     priority_column(),
                     violation_column(),

@@ -29,6 +29,7 @@ QUEUE: Final = 'queue=~"$queue"'
 SERVICE: Final = 'service=~"$service"'
 PRIORITY: Final = 'priority_level=~"$priority"'
 POD: Final = 'workload=~"$pod"'
+INCIDENT: Final = 'incident="$incident"'
 
 
 def variable(
@@ -93,6 +94,11 @@ def pod() -> core.Template:
 def node() -> core.Template:
     """Return the variable for the machine."""
     return variable("node", "Node", f"gpu_up{{{CLUSTER_OR_NONE}}}", "node")
+
+
+def source() -> core.Template:
+    """Return the variable for the exporter's source (gpu, slurm, kubernetes, file)."""
+    return variable("source", "Source", "prioscope_source_up", "source")
 
 
 def incident() -> core.Template:

@@ -435,6 +435,7 @@ def table(
     sort: str = "",
     descending: bool = True,
     unit: str = "none",
+    decimals: int | None = None,
     no_value: str = "",
     before: Sequence[Json] = (),
     after: Sequence[Json] = (),
@@ -452,6 +453,7 @@ def table(
         queries,
         (width, height),
         unit=unit,
+        decimals=decimals,
         no_value=no_value or None,
         steps=((None, GREEN),),
         color={"mode": "thresholds"},
@@ -501,6 +503,7 @@ def matrix(
     width: int = 12,
     height: int = 10,
     decimals: int | None = None,
+    no_value: str = "none seen",
 ) -> Visual:
     """Return a table with a row for each label ``row``, a column for each label ``by``, and coloured, linked cells.
 
@@ -516,7 +519,7 @@ def matrix(
         (width, height),
         unit=unit,
         decimals=decimals,
-        no_value="–",
+        no_value=no_value,
         steps=steps,
         color={"mode": "thresholds"},
         custom={

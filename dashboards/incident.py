@@ -1,0 +1,323 @@
+"""Incident: how the fault went through the call graph, what caused how much of it, and where the evidence is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dashboards import frame
+from dashboards.frame import CLUSTER_OR_NONE, INCIDENT
+from dashboards.panels import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    RED,
+    VIOLATIONS,
+    YELLOW,
+    board_url,
+    cell,
+    chosen,
+    column,
+    gauge_column,
+    incident_links,
+    link,
+    named,
+    node_graph,
+    query,
+    rows,
+    series_label,
+    service_link,
+    stat,
+    table,
+    texts,
+    timeseries,
+)
+from exporters.boards import Board
+
+_INFO = f"rca_incident_info{{{INCIDENT},{CLUSTER_OR_NONE}}}"
+_ROLES = {
+    "cause": ("first cause", RED),
+    "candidate": ("candidate", ORANGE),
+    "path": ("on the path", YELLOW),
+    "victim": ("victim", BLUE),
+    "neighbour": ("neighbour", "text"),
+}
+_VERDICTS = {
+    "explained": ("Explained", GREEN),
+    "inconclusive": ("Inconclusive", ORANGE),
+    "unchanged": ("Nothing changed", BLUE),
+}
+
+
+def _graph() -> list[dict[str, Any]]:
+    """Return the transformations that turn two tables into the nodes and edges that Grafana's node graph reads."""
+    nodes, edges = {"id": "byRefId", "options": "nodes"}, {"id": "byRefId", "options": "edges"}
+    score, probability = "Value #nodes", "Value #edges"
+
+    def arc(name: str, left: str, operator: str, right: str) -> dict[str, Any]:
+        return {
+            "id": "calculateField",
+            "filter": nodes,
+            "options": {
+                "alias": name,
+                "mode": "binary",
+                "binary": {"left": _operand(left), "operator": operator, "right": _operand(right)},
+                "replaceFields": False,
+            },
+        }
+
+    return [
+        # The circle around a node: red for the part that it is the cause, green for the rest.
+        arc("arc__cause", score, "*", "1"),
+        arc("arc__other", "1", "-", score),
+        chosen(
+            {
+                "id": "id",
+                "title": "title",
+                "kind": "subtitle",
+                "role": "detail__role",
+                score: "mainstat",
+                "arc__cause": "arc__cause",
+                "arc__other": "arc__other",
+            }
+        )
+        | {"filter": nodes},
+        chosen(
+            {
+                "id": "id",
+                "source": "source",
+                "target": "target",
+                "relation": "secondarystat",
+                probability: "mainstat",
+            }
+        )
+        | {"filter": edges},
+    ]
+
+
+def _operand(value: str) -> dict[str, Any]:
+    return {"fixed": value} if value == "1" else {"matcher": {"id": "byName", "options": value}}
+
+
+def board() -> Any:
+    """Return the board."""
+    return frame.dashboard(
+        Board.INCIDENT,
+        "Incident",
+        "One incident: its victim, the cause that was found and how sure that is, the way of the fault, and the"
+        " evidence.",
+        [
+            "$incident",
+            stat(
+                "Verdict",
+                "How far the explanation came. Inconclusive: no cause is named, because the evidence does not suffice.",
+                f"count by (verdict) ({_INFO})",
+                legend="{{verdict}}",
+                show="name",
+                mappings=texts(_VERDICTS),
+                no_value="not explained yet",
+                links=incident_links("${incident}")[1:],
+            ),
+            stat(
+                "Victim",
+                "The service whose symptom raised the alert.",
+                f"count by (victim) ({_INFO})",
+                legend="{{victim}}",
+                show="name",
+                no_value="not known",
+                links=[service_link(series_label("victim"))],
+            ),
+            stat(
+                "First cause",
+                "The most probable root cause; nothing where the explanation is inconclusive.",
+                f'count by (cause) (rca_incident_info{{{INCIDENT},{CLUSTER_OR_NONE},cause!=""}})',
+                legend="{{cause}}",
+                show="name",
+                steps=((None, ORANGE),),
+                no_value="none found",
+                links=incident_links("${incident}")[1:],
+            ),
+            stat(
+                "Confidence",
+                "Calibrated: of the incidents explained with this confidence, that share had this cause.",
+                f"max(rca_incident_confidence_ratio{{{INCIDENT}}})",
+                unit="percentunit",
+                steps=((None, RED), (0.5, YELLOW), (0.8, GREEN)),
+            ),
+            stat(
+                "Risk",
+                "0.4 violation rate + 0.3 resource sensitivity + 0.3 business impact.",
+                f"max(rca_incident_risk_ratio{{{INCIDENT}}})",
+                unit="percentunit",
+                steps=((None, GREEN), (0.3, YELLOW), (0.6, ORANGE), (0.8, RED)),
+            ),
+            stat(
+                "Began",
+                "When the symptom began.",
+                f"1000 * max(rca_incident_start_timestamp_seconds{{{INCIDENT}}})",
+                unit="dateTimeAsLocal",
+                links=incident_links("${incident}")[1:],
+            ),
+            "How the fault went",
+            node_graph(
+                "Call graph",
+                "Services, workloads, GPUs and queues; the number is the probability that it is the root cause. An"
+                " edge goes"
+                " from the one that suffers to the one that it depends on, with the probability that the fault came"
+                " along"
+                " it.",
+                rows(
+                    "label_replace(label_replace(max by (node, kind, role) (rca_incident_node_score_ratio"
+                    f'{{{INCIDENT}}}), "id", "$1", "node", "(.*)"), "title", "$1", "node", "(.*)")',
+                    "id",
+                    "title",
+                    "kind",
+                    "role",
+                    ref="nodes",
+                ),
+                rows(
+                    "label_join(max by (source, target, relation) (rca_incident_edge_probability_ratio"
+                    f'{{{INCIDENT}}}), "id", " to ", "source", "target")',
+                    "id",
+                    "source",
+                    "target",
+                    "relation",
+                    ref="edges",
+                ),
+                _graph(),
+                width=14,
+                height=15,
+            ),
+            table(
+                "Suspects",
+                "How probable it is that each one is the root cause. The link opens the board of a service.",
+                [
+                    rows(
+                        f"max by (node, kind, role) (rca_incident_node_score_ratio{{{INCIDENT}}})",
+                        "node",
+                        "kind",
+                        "role",
+                    )
+                ],
+                {"node": "Node", "kind": "Kind", "role": "Role", "Value": "Root cause"},
+                width=10,
+                height=8,
+                sort="Root cause",
+                overrides=[
+                    gauge_column("Root cause", "percentunit", ((None, YELLOW), (0.5, RED)), min=0, max=1),
+                    column("Role", mappings=texts(_ROLES), custom__cellOptions={"type": "color-text"}),
+                    column("Node", links=[service_link(cell("Node"))]),
+                ],
+            ),
+            table(
+                "The way of the fault",
+                "Dependencies and the probability that the fault came along each.",
+                [
+                    rows(
+                        f"max by (source, target, relation) (rca_incident_edge_probability_ratio{{{INCIDENT}}})",
+                        "source",
+                        "target",
+                        "relation",
+                    )
+                ],
+                {"source": "Suffers", "relation": "Depends by", "target": "Came from", "Value": "Probability"},
+                width=10,
+                height=7,
+                sort="Probability",
+                overrides=[
+                    gauge_column("Probability", "percentunit", ((None, BLUE), (0.5, RED)), min=0, max=1),
+                    column("Depends by", mappings=texts(_RELATIONS)),
+                ],
+            ),
+            "What would have been without it",
+            table(
+                "Attribution",
+                "Share of the victim's value that goes when this cause is taken away, with the ends of its 95 %"
+                " interval."
+                " Mechanism: fitted to normal data. Replay: the recorded schedule run again without it.",
+                [
+                    rows(f"max by (cause, engine) (rca_incident_attribution_ratio{{{INCIDENT}}})", "cause", "engine"),
+                    rows(
+                        f"max by (cause, engine) (rca_incident_attribution_lower_ratio{{{INCIDENT}}})",
+                        "cause",
+                        "engine",
+                    ),
+                    rows(
+                        f"max by (cause, engine) (rca_incident_attribution_upper_ratio{{{INCIDENT}}})",
+                        "cause",
+                        "engine",
+                    ),
+                ],
+                {
+                    "cause": "Without",
+                    "engine": "Engine",
+                    "Value #A": "Improves by",
+                    "Value #B": "At least",
+                    "Value #C": "At most",
+                },
+                unit="percentunit",
+                sort="Improves by",
+                no_value="not computed",
+                overrides=[gauge_column("Improves by", "percentunit", ((None, BLUE),), min=0, max=1)],
+            ),
+            timeseries(
+                "Violations around it",
+                "Workloads in violation at each moment, by type; the mark shows where the incident began.",
+                [
+                    query(
+                        f"sum by (violation_type) (priority_violations_active{{{frame.CLUSTER}}})",
+                        "{{violation_type}}",
+                    )
+                ],
+                unit="none",
+                stacked=True,
+                overrides=named(VIOLATIONS),
+                links=[link("Open the fleet", board_url(Board.FLEET))],
+            ),
+            "All incidents",
+            table(
+                "Incidents",
+                "Newest first. The number opens this board for it, or its report with all the evidence.",
+                [
+                    rows(
+                        "1000 * rca_incident_start_timestamp_seconds * on (incident)"
+                        " group_left (victim, victim_metric, cause, mechanism, verdict)"
+                        f" rca_incident_info{{{CLUSTER_OR_NONE}}}",
+                        "incident",
+                        "victim",
+                        "victim_metric",
+                        "cause",
+                        "mechanism",
+                        "verdict",
+                    )
+                ],
+                {
+                    "Value": "Began",
+                    "incident": "Incident",
+                    "victim": "Victim",
+                    "victim_metric": "Symptom",
+                    "cause": "First cause",
+                    "mechanism": "How",
+                    "verdict": "Verdict",
+                },
+                width=24,
+                sort="Began",
+                no_value="no incident was captured",
+                overrides=[
+                    column("Began", unit="dateTimeAsLocal", custom__width=180),
+                    column("Incident", links=incident_links(cell("Incident"))),
+                    column("Victim", links=[service_link(cell("Victim"))]),
+                    column("Verdict", mappings=texts(_VERDICTS), custom__cellOptions={"type": "color-text"}),
+                ],
+            ),
+        ],
+        variables=[frame.incident()],
+        hours=3,
+    )
+
+
+_RELATIONS = {
+    "calls": "calls",
+    "runs_on": "runs on",
+    "shares_device": "shares a GPU",
+    "queued_behind": "waits behind",
+}
