@@ -87,11 +87,9 @@ def board() -> Any:
                 "Sources",
                 "Each exporter: whether it reads its source, and how old its figures are.",
                 [
-                    rows(f"max by (source, instance) (prioscope_source_up{{{_SOURCE}}})", "source", "instance"),
-                    rows(
-                        f"max by (source, instance) (prioscope_snapshot_age_seconds{{{_SOURCE}}})", "source", "instance"
-                    ),
-                    rows(f"max by (source, instance) (prioscope_snapshot_stale{{{_SOURCE}}})", "source", "instance"),
+                    rows(f"max by (source, instance) (prioscope_source_up{{{_SOURCE}}})"),
+                    rows(f"max by (source, instance) (prioscope_snapshot_age_seconds{{{_SOURCE}}})"),
+                    rows(f"max by (source, instance) (prioscope_snapshot_stale{{{_SOURCE}}})"),
                 ],
                 {
                     "source": "Source",
@@ -113,9 +111,6 @@ def board() -> Any:
                 [
                     rows(
                         f"max by (source, what, why) (prioscope_source_unread{{{_SOURCE}}})",
-                        "source",
-                        "what",
-                        "why",
                     )
                 ],
                 {"source": "Source", "what": "What", "why": "Why", "Value": "Times"},
@@ -172,7 +167,7 @@ def board() -> Any:
             table(
                 "Versions",
                 "Exporters by version; several at once are a rollout, or a forgotten one.",
-                [rows("count by (source, version, python) (prioscope_exporter_build_info)", "source", "version")],
+                [rows("count by (source, version, python) (prioscope_exporter_build_info)")],
                 {"source": "Source", "version": "Version", "python": "Python", "Value": "Exporters"},
                 width=8,
             ),
@@ -211,7 +206,7 @@ def board() -> Any:
             table(
                 "Stored incidents",
                 "By state.",
-                [rows("sum by (state) (rca_server_incidents)", "state")],
+                [rows("sum by (state) (rca_server_incidents)")],
                 {"state": "State", "Value": "Incidents"},
                 width=6,
                 no_value="no server",
@@ -219,7 +214,7 @@ def board() -> Any:
             table(
                 "Alerts received",
                 "Over the time range, by what was done with them.",
-                [rows("sum by (outcome) (increase(rca_server_alerts_total[$__range]))", "outcome")],
+                [rows("sum by (outcome) (increase(rca_server_alerts_total[$__range]))")],
                 {"outcome": "Outcome", "Value": "Alerts"},
                 width=6,
                 decimals=0,

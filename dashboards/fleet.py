@@ -110,7 +110,7 @@ def board() -> Any:
                 "P0 and P1 workloads in violation, longest first, with the less urgent workload that took the most GPU"
                 " time from each. An empty culprit means that nobody less urgent is to blame, such as a plain lack of"
                 " GPUs.",
-                [rows(blocked_by_whom(_URGENT), *blocked_columns())],
+                [rows(blocked_by_whom(_URGENT))],
                 blocked_columns() | {"Value": "Blocked for"},
                 width=24,
                 height=7,
@@ -137,8 +137,6 @@ def board() -> Any:
                 rows(
                     "60 * sum by (service, priority_level)"
                     f" (rate(priority_violation_seconds_total{{{_OWN}}}[$__range]))",
-                    "service",
-                    "priority_level",
                 ),
                 "service",
                 "priority_level",
@@ -173,8 +171,6 @@ def board() -> Any:
                     rows(
                         "topk(10, sum by (culprit_service, culprit_priority_level)"
                         f" (priority_violation_culprit_gpu_seconds{{{_OWN}}})) / 3600",
-                        "culprit_service",
-                        "culprit_priority_level",
                     )
                 ],
                 {"culprit_service": "Service", "culprit_priority_level": "Priority", "Value": "GPU-hours taken"},
@@ -254,7 +250,6 @@ def board() -> Any:
                     rows(
                         "count by (alertname, severity, service, priority_level)"
                         f' (ALERTS{{alertstate="firing",{CLUSTER_OR_NONE}}})',
-                        "alertname",
                     )
                 ],
                 {
@@ -278,10 +273,6 @@ def board() -> Any:
                         "1000 * rca_incident_start_timestamp_seconds * on (incident)"
                         " group_left (victim, cause, mechanism, verdict)"
                         f" rca_incident_info{{{CLUSTER_OR_NONE}}}",
-                        "incident",
-                        "victim",
-                        "cause",
-                        "verdict",
                     )
                 ],
                 {

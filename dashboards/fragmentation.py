@@ -99,10 +99,10 @@ def board() -> Any:
                 " fragmented the cluster was then. The published reference is 98.7 % success at an index of 0.23 and"
                 " 41.2 % at 0.68.",
                 [
-                    rows(f"{due} > 0", "fragmentation"),
-                    rows(f"100 * {succeeded} / ({due} > 0)", "fragmentation"),
-                    rows(f"{starts} > 0", "fragmentation"),
-                    rows(f"{waited} / ({starts} > 0)", "fragmentation"),
+                    rows(f"{due} > 0"),
+                    rows(f"100 * {succeeded} / ({due} > 0)"),
+                    rows(f"{starts} > 0"),
+                    rows(f"{waited} / ({starts} > 0)"),
                 ],
                 {
                     "fragmentation": "Fragmentation from",
@@ -161,8 +161,8 @@ def board() -> Any:
                 " or"
                 " nobody reports it.",
                 [
-                    rows(f"max by (node, gpu, scope) (gpu_fragmentation_index{{{_NODE}}})", "node", "gpu", "scope"),
-                    rows(f"max by (node, gpu, scope) (gpu_fragmentation_ratio{{{_NODE}}})", "node", "gpu", "scope"),
+                    rows(f"max by (node, gpu, scope) (gpu_fragmentation_index{{{_NODE}}})"),
+                    rows(f"max by (node, gpu, scope) (gpu_fragmentation_ratio{{{_NODE}}})"),
                 ],
                 {
                     "node": "Node",
@@ -184,12 +184,10 @@ def board() -> Any:
                 "Allocators",
                 "What each process's caching allocator holds, what of it is free, and its largest free block.",
                 [
-                    rows(f"sum by (node, gpu, workload) (gpu_allocator_reserved_bytes{{{_NODE}}})", "node", "workload"),
-                    rows(f"sum by (node, gpu, workload) (gpu_allocator_free_bytes{{{_NODE}}})", "node", "workload"),
+                    rows(f"sum by (node, gpu, workload) (gpu_allocator_reserved_bytes{{{_NODE}}})"),
+                    rows(f"sum by (node, gpu, workload) (gpu_allocator_free_bytes{{{_NODE}}})"),
                     rows(
                         f"max by (node, gpu, workload) (gpu_allocator_largest_free_bytes{{{_NODE}}})",
-                        "node",
-                        "workload",
                     ),
                 ],
                 {
@@ -226,11 +224,6 @@ def board() -> Any:
                         f" group_left () max by (node, gpu, mig_instance, profile)"
                         f" (gpu_mig_memory_used_bytes{{{_NODE}}}"
                         f" / gpu_mig_memory_total_bytes{{{_NODE}}})",
-                        "node",
-                        "gpu",
-                        "profile",
-                        "start",
-                        "size",
                     )
                 ],
                 {
@@ -259,9 +252,6 @@ def board() -> Any:
                     rows(
                         "max by (workload, service, priority_level) (priority_violation_active_seconds"
                         f'{{{CLUSTER},violation_type="fragmentation_blocked"}})',
-                        "workload",
-                        "service",
-                        "priority_level",
                     )
                 ],
                 {"workload": "Pod or job", "service": "Service", "priority_level": "Priority", "Value": "Blocked for"},

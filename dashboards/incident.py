@@ -168,19 +168,11 @@ def board() -> Any:
                 rows(
                     "label_replace(label_replace(max by (node, kind, role) (rca_incident_node_score_ratio"
                     f'{{{INCIDENT}}}), "id", "$1", "node", "(.*)"), "title", "$1", "node", "(.*)")',
-                    "id",
-                    "title",
-                    "kind",
-                    "role",
                     ref="nodes",
                 ),
                 rows(
                     "label_join(max by (source, target, relation) (rca_incident_edge_probability_ratio"
                     f'{{{INCIDENT}}}), "id", " to ", "source", "target")',
-                    "id",
-                    "source",
-                    "target",
-                    "relation",
                     ref="edges",
                 ),
                 _graph(),
@@ -193,9 +185,6 @@ def board() -> Any:
                 [
                     rows(
                         f"max by (node, kind, role) (rca_incident_node_score_ratio{{{INCIDENT}}})",
-                        "node",
-                        "kind",
-                        "role",
                     )
                 ],
                 {"node": "Node", "kind": "Kind", "role": "Role", "Value": "Root cause"},
@@ -214,9 +203,6 @@ def board() -> Any:
                 [
                     rows(
                         f"max by (source, target, relation) (rca_incident_edge_probability_ratio{{{INCIDENT}}})",
-                        "source",
-                        "target",
-                        "relation",
                     )
                 ],
                 {"source": "Suffers", "relation": "Depends by", "target": "Came from", "Value": "Probability"},
@@ -235,16 +221,12 @@ def board() -> Any:
                 " interval."
                 " Mechanism: fitted to normal data. Replay: the recorded schedule run again without it.",
                 [
-                    rows(f"max by (cause, engine) (rca_incident_attribution_ratio{{{INCIDENT}}})", "cause", "engine"),
+                    rows(f"max by (cause, engine) (rca_incident_attribution_ratio{{{INCIDENT}}})"),
                     rows(
                         f"max by (cause, engine) (rca_incident_attribution_lower_ratio{{{INCIDENT}}})",
-                        "cause",
-                        "engine",
                     ),
                     rows(
                         f"max by (cause, engine) (rca_incident_attribution_upper_ratio{{{INCIDENT}}})",
-                        "cause",
-                        "engine",
                     ),
                 ],
                 {
@@ -282,12 +264,6 @@ def board() -> Any:
                         "1000 * rca_incident_start_timestamp_seconds * on (incident)"
                         " group_left (victim, victim_metric, cause, mechanism, verdict)"
                         f" rca_incident_info{{{CLUSTER_OR_NONE}}}",
-                        "incident",
-                        "victim",
-                        "victim_metric",
-                        "cause",
-                        "mechanism",
-                        "verdict",
                     )
                 ],
                 {

@@ -17,6 +17,9 @@ from exporters.boards import Board
 from exporters.model import Basis, ViolationType, WorkloadState
 
 Json: TypeAlias = dict[str, Any]
+#: grafanalib has no types; without this, mypy's plugin would know only the fields that are added here.
+_attrs: Any = attr.s
+
 Steps: TypeAlias = Sequence[tuple[float | None, str]]
 
 GRID_COLUMNS: Final = 24
@@ -67,16 +70,12 @@ LOW_RATIO: Final[Steps] = ((None, GREEN), (0.3, YELLOW), (0.5, ORANGE), (0.7, RE
 NEUTRAL: Final[Steps] = ((None, BLUE),)
 
 
-@attr.s
-class Query(core.Target):  # type: ignore[misc]  # grafanalib has no types
-    """A Prometheus query. An ``instant`` one gives the value now, with ``format`` ``table`` as rows with label columns.
-
-    ``columns`` are the labels that the panel reads of each row, for the check against a real Prometheus: they are not
-    written to the board.
-    """
+@_attrs
+class Query(core.Target):  # type: ignore[misc]
+    """A Prometheus query. An ``instant`` one gives the value now, with ``format`` ``table`` as rows with label"
+    " columns."""
 
     range: bool = attr.ib(default=True)
-    columns: tuple[str, ...] = attr.ib(default=())
 
     def to_json_data(self) -> Json:
         """Return the query as grafanalib does, with what Grafana's editor adds."""
@@ -84,8 +83,8 @@ class Query(core.Target):  # type: ignore[misc]  # grafanalib has no types
         return data | {"editorMode": "code", "range": self.range, "exemplar": False}
 
 
-@attr.s
-class Visual(core.Panel):  # type: ignore[misc]  # grafanalib has no types
+@_attrs
+class Visual(core.Panel):  # type: ignore[misc]
     """A panel of any kind in its present form: field settings that hold for every field, options of the kind."""
 
     kind: str = attr.ib(default="timeseries")
@@ -137,12 +136,12 @@ def now(expr: str, legend: str = "", *, ref: str = "") -> Query:
     return Query(expr=expr, legendFormat=legend or "__auto", refId=ref, instant=True, range=False)
 
 
-def rows(expr: str, *columns: str, ref: str = "") -> Query:
-    """Return a query for a table: one row a series at the end of the time range, with these labels as columns."""
-    return Query(expr=expr, refId=ref, instant=True, range=False, format="table", columns=columns)
+def rows(expr: str, *, ref: str = "") -> Query:
+    """Return a query for a table: one row a series at the end of the time range, its labels as columns."""
+    return Query(expr=expr, refId=ref, instant=True, range=False, format="table")
 
 
-def _lettered(queries: Sequence[Query]) -> list[Query]:
+def _lettered(queries: Sequence[Any]) -> list[Any]:
     return [
         query if query.refId else attr.evolve(query, refId=chr(ord("A") + index)) for index, query in enumerate(queries)
     ]
@@ -553,7 +552,8 @@ def matrix(
                 custom__minWidth=160,
                 **({"links": list(row_links)} if row_links else {}),
             ),
-            override("byRegexp", cells, links=list(links)),
+            # An empty cell is not the same as an empty matrix.
+            override("byRegexp", cells, links=list(links), noValue="–"),
         ],
     )
 
@@ -642,8 +642,8 @@ def text(content: str, *, width: int = 24, height: int = 3, title: str = "", des
 # --- layout
 
 
-def arrange(items: Iterable[str | Visual]) -> list[Any]:
-    """Place panels from left to right, in lines; a string starts a row with that heading. Ids count from 1.
+def arrange(items: Iterable[Any]) -> list[Any]:
+    """Place `Visual`s from left to right, in lines; a string starts a row with that heading. Ids count from 1.
 
     Raises:
         ValueError: a panel is wider than the grid.

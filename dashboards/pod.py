@@ -142,11 +142,6 @@ def board() -> Any:
                     rows(
                         "topk(20, max by (workload, service, culprit, culprit_service, culprit_priority_level, basis)"
                         f" (priority_violation_culprit_gpu_seconds{{{_OWN}}})) / 3600",
-                        "workload",
-                        "culprit",
-                        "culprit_service",
-                        "culprit_priority_level",
-                        "basis",
                     )
                 ],
                 {

@@ -95,8 +95,6 @@ def board() -> Any:
                 " of balance. Click a cell for the services at that priority.",
                 rows(
                     f"sum by (queue, priority_level) (priority_workloads{{{_QUEUES},{_WAITING}}})",
-                    "queue",
-                    "priority_level",
                 ),
                 "queue",
                 "priority_level",
@@ -199,8 +197,6 @@ def board() -> Any:
                 rows(
                     "sum by (winner_priority_level, victim_priority_level)"
                     f" (increase(priority_preemptions_total{{{CLUSTER}}}[$__range]))",
-                    "winner_priority_level",
-                    "victim_priority_level",
                 ),
                 "winner_priority_level",
                 "victim_priority_level",
@@ -297,7 +293,7 @@ def board() -> Any:
                 "Queues and levels whose recent waits differ from those that the adaptive threshold was learned on"
                 " (1), or"
                 " do not (0).",
-                [rows(f"max by (queue, priority_level) (priority_wait_drift{{{_QUEUES}}})", "queue", "priority_level")],
+                [rows(f"max by (queue, priority_level) (priority_wait_drift{{{_QUEUES}}})")],
                 {"queue": "Queue", "priority_level": "Priority", "Value": "Drift"},
                 sort="Drift",
                 overrides=[
@@ -308,7 +304,7 @@ def board() -> Any:
             table(
                 "Nodes that take no work",
                 "Nodes that are down or draining: their GPUs are not counted as free.",
-                [rows(f"max by (cluster, node, state) (gpu_node_up{{{CLUSTER}}} == 0)", "node", "state")],
+                [rows(f"max by (cluster, node, state) (gpu_node_up{{{CLUSTER}}} == 0)")],
                 {"cluster": "Cluster", "node": "Node", "state": "State"},
                 no_value="none seen",
             ),

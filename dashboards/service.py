@@ -125,10 +125,6 @@ def board() -> Any:
                     rows(
                         "topk(10, max by (workload, service, priority_level, violation_type)"
                         f" (priority_violation_active_seconds{{{_OWN}}}))",
-                        "workload",
-                        "service",
-                        "priority_level",
-                        "violation_type",
                     )
                 ],
                 {
@@ -150,7 +146,7 @@ def board() -> Any:
                 "Who blocks whom",
                 "Each violation with the less urgent workload that took the most GPU time from it, and how strong the"
                 " case is.",
-                [rows(blocked_by_whom(_OWN), *blocked_columns())],
+                [rows(blocked_by_whom(_OWN))],
                 blocked_columns() | {"Value": "Blocked for"},
                 width=24,
                 sort="Blocked for",
@@ -172,9 +168,6 @@ def board() -> Any:
                     rows(
                         "topk(10, sum by (service, culprit_service, culprit_priority_level)"
                         f" (priority_violation_culprit_gpu_seconds{{{_OWN}}})) / 3600",
-                        "service",
-                        "culprit_service",
-                        "culprit_priority_level",
                     )
                 ],
                 {

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from exporters.families import Family, family
+from exporters.catalog import METRICS
+from exporters.families import Distribution, Family, family
 from exporters.model import (
     AllocatorState,
     Constraints,
@@ -29,6 +30,7 @@ from exporters.model import (
     Placement,
     QosClass,
     Snapshot,
+    Unread,
     Workload,
     WorkloadState,
 )
@@ -98,6 +100,7 @@ class Play:
             nodes=tuple(_nodes(placed)),
             devices=tuple(self._devices(now, placed)),
             events=tuple(self._events(began, into)),
+            unread=(Unread("nodes: gpu-7 memory", "the node agent did not answer"),),
         )
 
     def _steady(self) -> Iterator[Workload]:
@@ -431,9 +434,10 @@ def foreign_metrics(play: Play, now: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def incident_families(play: Play) -> tuple[Family, ...]:
-    """Return the families of one explained incident and one without a cause, as `rca serve` publishes them."""
+def incident_families(play: Play, now: float) -> tuple[Family, ...]:
+    """Return the families of one explained incident and one without a cause, and of the server that explained them."""
     name, other = "INC-4711", "INC-4698"
+    seconds = now - (play.origin - 86400)
     job, gpu = "sweep-44910", "gpu-3/gpu-0"
     info = (name, CLUSTER, "chat", "latency_p99_seconds", job, "gpu_contention", "explained")
     nothing = (other, CLUSTER, "search", "error_ratio", "", "", "inconclusive")
@@ -474,9 +478,28 @@ def incident_families(play: Play) -> tuple[Family, ...]:
         family("rca_incident_attribution_ratio", of({key: mid for key, (_, mid, _) in shares.items()})),
         family("rca_incident_attribution_upper_ratio", of({key: high for key, (_, _, high) in shares.items()})),
         family("rca_server_build_info", {("0.1.0", "3.11.9", "sqlite"): 1.0}),
-        family("rca_server_incidents", {("explained",): 1.0, ("inconclusive",): 1.0, ("waiting",): 0.0}),
-        family("rca_server_alerts_total", {("accepted",): 2.0, ("repeated",): 5.0, ("resolved",): 1.0}),
+        family("rca_server_incidents", {("explained",): 1.0, ("inconclusive",): 1.0}),
+        family("rca_server_alerts_total", {("accepted",): seconds // 1800, ("repeated",): seconds // 300}),
         family("rca_server_queue_length", {(): 0.0}),
         family("rca_server_queue_capacity", {(): 100.0}),
-        family("rca_server_failures_total", {("capture",): 1.0}),
+        family("rca_server_failures_total", {("capture",): seconds // 4000}),
+        family("rca_server_last_success_timestamp_seconds", {(): play.origin - 400.0}),
+        *(
+            family(name, distributions={labels: _spread(name, int(seconds // 600), typical)})
+            for name, labels, typical in (
+                ("rca_server_stage_duration_seconds", ("explain",), 1.2),
+                ("rca_server_explanation_delay_seconds", (), 18.0),
+            )
+        ),
+        # As an exporter counts them whose cluster has more waiting workloads than the cap.
+        family("prioscope_series_overflow_total", {("priority_workload_waiting_seconds",): seconds // 20}),
     )
+
+
+def _spread(name: str, count: int, typical: float) -> Distribution:
+    """Return ``count`` observations around ``typical``."""
+    bounds = METRICS[name].buckets
+    found = Distribution.empty(bounds)
+    for number in range(count):
+        found = found.observe(bounds, typical * (0.5 + hash_of(f"{name}-{number}")))
+    return found

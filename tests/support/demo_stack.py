@@ -113,7 +113,6 @@ def write_history(play: Play, out: Path, policy: Path, *, seconds: float, step: 
     collector = ClusterCollector(load_policy(policy), Tracker(count_history=True))
     snapshots = [play.snapshot(moment) for moment in moments]
     poller = Poller("file", lambda: _Listed(snapshots), collector, interval=step, max_age=60.0, clock=lambda: at)
-    incidents = render(incident_families(play), TEXT).decode()
     with out.open("w", encoding="utf-8") as stream:
         for moment in moments:
             at = moment
@@ -126,7 +125,7 @@ def write_history(play: Play, out: Path, policy: Path, *, seconds: float, step: 
             )
             _stamp(
                 stream,
-                foreign_metrics(play, moment) + incidents,
+                foreign_metrics(play, moment) + render(incident_families(play, moment), TEXT).decode(),
                 moment,
                 f'job="others",instance="{targets["others"]}"',
             )
@@ -150,7 +149,8 @@ class _Others(http.server.BaseHTTPRequestHandler):
     play: Play
 
     def do_GET(self) -> None:
-        body = foreign_metrics(self.play, time.time()).encode() + render(incident_families(self.play), TEXT)
+        now = time.time()
+        body = foreign_metrics(self.play, now).encode() + render(incident_families(self.play, now), TEXT)
         self.send_response(200)
         self.send_header("Content-Type", TEXT)
         self.send_header("Content-Length", str(len(body)))

@@ -1,0 +1,58 @@
+"""What Grafana does with a panel's queries before it shows them: variables, intervals, columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dashboards.lint import panels
+
+#: Every variable at "All", or at what the demo has.
+VALUES = {"incident": "INC-4711", "objective": "0.99"}
+INTERVALS = {"$__rate_interval": "60s", "$__range": "3600s"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One query of a panel, as Grafana would send it."""
+
+    board: str
+    panel: str
+    expr: str
+    instant: bool
+    legend: str
+
+    def __str__(self) -> str:
+        return f"{self.board}, {self.panel!r}: {self.expr}"
+
+
+def interpolate(expr: str, values: Mapping[str, str] = VALUES) -> str:
+    """Fill in the variables of a query."""
+    for name, duration in INTERVALS.items():
+        expr = expr.replace(name, duration)
+    return re.sub(r"\$(\w+)", lambda match: values.get(match[1], ".*"), expr)
+
+
+def asked(board: Mapping[str, Any]) -> Iterator[Asked]:
+    """Yield the queries of all panels and annotations."""
+    for panel in panels(board):
+        for target in panel.get("targets", ()):
+            expr = interpolate(target["expr"])
+            yield Asked(board["uid"], panel["title"], expr, target["instant"], target.get("legendFormat", ""))
+    for annotation in board["annotations"]["list"]:
+        if "expr" in annotation:
+            yield Asked(board["uid"], annotation["name"], interpolate(annotation["expr"]), False, "")
+
+
+def columns(panel: Mapping[str, Any]) -> set[str]:
+    """Return the labels that the transformations of a panel read."""
+    found: set[str] = set()
+    for step in panel.get("transformations", ()):
+        options = step["options"]
+        if step["id"] == "organize":
+            found |= set(options["includeByName"])
+        elif step["id"] == "groupingToMatrix":
+            found |= {options["columnField"], options["rowField"]}
+    return {name for name in found if not name.startswith(("Value", "arc__"))}

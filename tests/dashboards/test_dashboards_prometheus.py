@@ -1,0 +1,103 @@
+"""Every query of every board on a real Prometheus: with the demo cluster's data, and with none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from grafana_queries import Asked, asked, columns, interpolate
+
+from dashboards.build import build
+from dashboards.lint import panels
+from tests.support.demo_stack import Prometheus, demo_stack, prometheus
+
+pytestmark = pytest.mark.services
+
+BOARDS = build()
+ASKED = [query for board in BOARDS.values() for query in asked(board)]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Prometheus with an hour of the demo cluster and its live exporters."""
+    with demo_stack(tmp_path_factory.mktemp("demo"), step=30.0) as found:
+        # Two scrapes more, so that what only the live exporters give has a rate.
+        time.sleep(3)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Prometheus that knows nothing."""
+    with prometheus(tmp_path_factory.mktemp("empty"), "") as found:
+        yield found
+
+
+def answer(server: Prometheus, query: Asked) -> list[dict[str, object]]:
+    """Return the series of a query: now, or over the last hour."""
+    now = time.time()
+    return server.query(query.expr) if query.instant else server.range(query.expr, now - 3600, now, 30)
+
+
+def test_every_query_finds_the_demo_cluster(demo: Prometheus) -> None:
+    lost = [str(query) for query in ASKED if not answer(demo, query)]
+    assert not lost, "\n".join(lost)
+
+
+def test_tables_find_the_columns_that_they_show(demo: Prometheus) -> None:
+    lost = []
+    for board in BOARDS.values():
+        for panel in panels(board):
+            wanted = columns(panel)
+            found: set[str] = set()
+            for target in panel.get("targets", ()):
+                for series in demo.query(interpolate(target["expr"])):
+                    found |= set(series["metric"])
+            if not wanted <= found:
+                lost.append(f"{board['uid']}, {panel['title']!r}: no {sorted(wanted - found)} among {sorted(found)}")
+    assert not lost, "\n".join(lost)
+
+
+def test_legends_find_their_labels(demo: Prometheus) -> None:
+    import re
+
+    lost = []
+    for query in ASKED:
+        names = re.findall(r"\{\{(\w+)\}\}", query.legend)
+        for series in answer(demo, query):
+            lost += [f"{query}: no {name}" for name in names if name not in series["metric"]]
+    # A label that is empty is absent in Prometheus: an overflow series has all of them, so none is excused here.
+    assert not lost, "\n".join(sorted(set(lost)))
+
+
+def test_variables_find_their_values(demo: Prometheus) -> None:
+    for board in BOARDS.values():
+        for variable in board["templating"]["list"]:
+            if variable["type"] != "query":
+                continue
+            series, label = interpolate(variable["query"]["query"])[len("label_values(") : -1].rsplit(", ", 1)
+            values = demo.get(f"label/{label}/values", **{"match[]": series})
+            assert values, f"{board['uid']}: no value for {variable['name']} from {series}"
+
+
+def test_without_data_no_query_is_an_error(empty: Prometheus) -> None:
+    for query in ASKED:
+        answer(empty, query)
+
+
+def test_without_data_nothing_reads_as_fine(empty: Prometheus) -> None:
+    """A figure on a board is either measured or missing: nothing measured is never 0."""
+    shown = [str(query) for query in ASKED if query.instant and answer(empty, query)]
+    assert shown == []
+
+
+def test_a_cluster_without_cluster_label_is_shown_too(empty: Prometheus) -> None:
+    # "All" is .* and matches an absent label; a chosen cluster does not.
+    chosen = 'label_replace(vector(1), "queue", "a", "", "")'
+    assert empty.query(chosen)
+    for board in BOARDS.values():
+        cluster = next(item for item in board["templating"]["list"] if item["name"] == "cluster")
+        assert cluster["allValue"] == ".*"
+        assert cluster["includeAll"]
