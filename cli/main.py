@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "demo": "cli.demo:demo",
     "incident": "cli.incident:app",
     "exporter": "cli.exporter:app",
+    "dashboards": "cli.dashboards:app",
     "verify": "cli.verify:verify",
     "train": "cli.train:train",
 }

@@ -40,6 +40,18 @@ def build(names: tuple[str, ...] = BOARDS) -> dict[str, dict[str, Any]]:
     return boards
 
 
+def addressed(board: dict[str, Any], addresses: Mapping[str, str]) -> dict[str, Any]:
+    """Return ``board`` with other values for its variables that hold addresses: ``incident_server``, ``runbooks``."""
+    variables = []
+    for variable in board["templating"]["list"]:
+        url = addresses.get(variable["name"])
+        if url is not None:
+            option = {"selected": True, "text": url, "value": url}
+            variable = {**variable, "query": url, "current": option, "options": [option]}
+        variables.append(variable)
+    return {**board, "templating": {"list": variables}}
+
+
 def render(board: Mapping[str, Any]) -> str:
     """Return ``board`` as the text of its file: keys sorted, so that a change shows as what it is."""
     return json.dumps(board, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

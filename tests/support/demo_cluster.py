@@ -117,11 +117,14 @@ class Play:
             qos_class=QosClass.BEST_EFFORT,
             restart_policy="Always",
         )
-        # Nothing is eligible for these: no culprit, only a wait.
-        yield _waiting("fraud-score-84f4c-9hzvd", "fraud-score", "inference", 1, self.origin - 2400, 1, model="H100")
+        # Batch work holds what this one is eligible for.
         yield _waiting(
-            "vision-eval-44790", "vision-eval", "training", 2, self.origin - 7200, 4, nodes=("gpu-4", "gpu-5")
+            "fraud-score-84f4c-9hzvd", "fraud-score", "inference", 1, self.origin - 2400, 2, nodes=("gpu-5",)
         )
+        # One GPU is free on each of two nodes, two on none.
+        halves = ("gpu-4", "gpu-5")
+        yield _waiting("vision-eval-44790", "vision-eval", "training", 2, self.origin - 7200, 2, nodes=halves)
+        # Nothing is eligible for this one.
         yield _waiting("notebook-3", "notebook", "batch", None, self.origin - 900, 1, model="H100")
         yield replace(_waiting("ablation-44702", "ablation", "batch", 3, self.origin - 9000, 8), state=HELD)
 
