@@ -19,8 +19,8 @@ SCHEMA_VERSION: Final = 42
 #: The `datasource` variable makes one file work for import and for provisioning.
 DATASOURCE: Final[Mapping[str, str]] = {"type": "prometheus", "uid": "${datasource}"}
 
-#: Fields of a dashboard that Grafana dropped.
-_DASHBOARD: Final = ("__inputs", "gnetId", "hideControls", "rows", "sharedCrosshair", "style")
+#: Fields of a dashboard that Grafana dropped, and the id, which each Grafana gives itself.
+_DASHBOARD: Final = ("__inputs", "id", "gnetId", "hideControls", "rows", "sharedCrosshair", "style")
 #: Fields of a panel that Grafana dropped.
 _PANEL: Final = ("cacheTimeout", "editable", "error", "height", "minSpan", "span")
 #: Panel fields that say nothing when they have this value.
@@ -68,7 +68,7 @@ def _panel(panel: dict[str, Any]) -> dict[str, Any]:
         if name in panel and panel[name] == default:
             del panel[name]
     if panel["type"] == "row":
-        for name in ("datasource", "description", "fieldConfig", "targets"):
+        for name in ("datasource", "description", "fieldConfig", "maxDataPoints", "targets"):
             panel.pop(name, None)
         panel["panels"] = [_panel(inner) for inner in panel["panels"]]
         return panel
@@ -112,8 +112,8 @@ def _variable(variable: dict[str, Any]) -> dict[str, Any]:
         variable["refresh"] = _ON_TIME_RANGE
     else:
         variable.pop("datasource", None)
-    for name in ("allValue", "regex", "label"):
-        if variable.get(name) is None:
+    for name in ("allValue", "current", "label", "regex"):
+        if not variable.get(name):
             variable.pop(name, None)
     return variable
 

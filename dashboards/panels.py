@@ -459,7 +459,6 @@ def table(
         custom={
             "align": "auto",
             "cellOptions": {"type": "auto"},
-            "footer": {"reducers": []},
             "inspect": False,
         },
         options={
@@ -524,7 +523,6 @@ def matrix(
         custom={
             "align": "center",
             "cellOptions": {"type": "color-background", "mode": "basic"},
-            "footer": {"reducers": []},
             "inspect": False,
         },
         options={"cellHeight": "md", "showHeader": True, "sortBy": []},
@@ -583,7 +581,7 @@ def state_timeline(
         custom={"fillOpacity": 75, "lineWidth": 0},
         options={
             "alignValue": "left",
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True},
             "mergeValues": True,
             "rowHeight": 0.85,
             "showValue": "auto",
@@ -612,7 +610,6 @@ def node_graph(
         unit="percentunit",
         options={
             "edges": {"mainStatUnit": "percentunit"},
-            "layoutAlgorithm": "layered",
             "nodes": {
                 "arcs": [{"color": "red", "field": "arc__cause"}, {"color": "green", "field": "arc__other"}],
                 "mainStatUnit": "percentunit",
