@@ -103,7 +103,6 @@ def _variable(variable: dict[str, Any]) -> dict[str, Any]:
         variable.pop(name, None)
     if variable["type"] == _QUERY_VARIABLE:
         variable = _source(variable)
-        variable["definition"] = variable["query"]
         variable["query"] = {
             "qryType": 1,
             "query": variable["query"],

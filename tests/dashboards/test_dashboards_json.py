@@ -31,6 +31,8 @@ def test_a_board_is_the_same_each_time() -> None:
     assert build() == BOARDS
 
 
+# The SDK would rather have its users write dashboards of version 2, which provisioning from files does not read yet.
+@pytest.mark.filterwarnings("ignore:Prefer using dashboardv2:DeprecationWarning")
 @pytest.mark.parametrize("uid", BOARDS)
 def test_grafanas_sdk_reads_a_board_and_loses_nothing(uid: str) -> None:
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -71,7 +73,7 @@ EXCEPTIONS = {
 def schema() -> dict[str, Any]:
     """A draft-07 schema of dashboards, made from the types in the npm package @grafana/schema."""
     if not (SCHEMA / "node_modules").is_dir() or shutil.which("npm") is None:
-        why = f"needs npm and `npm ci` in {SCHEMA.relative_to(Path.cwd()) if SCHEMA.is_relative_to(Path.cwd()) else SCHEMA}"
+        why = f"needs npm, and `npm ci` in {SCHEMA}"
         if os.environ.get("CI") == "true":
             pytest.fail(why)
         pytest.skip(why)
