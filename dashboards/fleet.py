@@ -40,7 +40,7 @@ from dashboards.panels import (
     timeseries,
     violation_column,
 )
-from dashboards.queries import NOTHING_WHEN_UP, URGENT, blocked_by_whom, blocked_columns
+from dashboards.queries import URGENT, blocked, blocked_by, blocked_by_whom, blocked_columns, blocked_for
 from exporters.boards import Board
 
 _OWN = f"{CLUSTER},{SERVICE}"
@@ -57,27 +57,28 @@ def board() -> Any:
         [
             "Is anything urgent blocked?",
             stat(
-                "Urgent in violation",
-                "P0 and P1 workloads that are in a priority violation now. 0 is only shown while a scheduler is read.",
-                f"sum(priority_violations_active{{{_URGENT}}}) {NOTHING_WHEN_UP}",
+                "Urgent ones blocked",
+                "P0 and P1 workloads that wait longer than they were promised. 0 is only shown while a scheduler is"
+                " read.",
+                blocked(_URGENT),
                 steps=ANY_IS_BAD,
                 links=[link("Who is it", board_url(Board.SERVICE, service=KEEP))],
             ),
             stat(
                 "Blocked for",
                 "How long the P0 or P1 workload that is blocked longest has been so.",
-                f"max(priority_violation_active_seconds{{{_URGENT}}}) {NOTHING_WHEN_UP}",
+                blocked_for(_URGENT),
                 unit="s",
                 steps=BLOCKED_SECONDS,
             ),
             stat(
                 "Mostly by",
                 "The service whose less urgent workloads took the most GPU time while P0 and P1 workloads waited.",
-                f"topk(1, sum by (culprit_service) (priority_violation_culprit_gpu_seconds{{{_URGENT}}}))",
+                blocked_by(_URGENT),
                 legend="{{culprit_service}}",
                 show="name",
                 steps=((None, ORANGE),),
-                no_value="nobody",
+                no_value="not known",
                 links=[link("Open the service", board_url(Board.SERVICE, service=series_label("culprit_service")))],
             ),
             stat(
@@ -88,11 +89,13 @@ def board() -> Any:
             ),
             stat(
                 "GPUs free but of no use",
-                "Free GPUs that no waiting workload can use, because they lie scattered or are of the wrong kind.",
+                "Free GPUs that no waiting workload can use, because they lie scattered or are of the wrong kind. Not"
+                " known while"
+                " nothing waits for a GPU.",
                 f"sum(gpu_cluster_unusable_gpus{{{CLUSTER}}})",
                 steps=((None, GREEN), (1, YELLOW), (8, ORANGE)),
                 decimals=0,
-                no_value="nothing waits",
+                no_value="not known",
                 links=[link("Open fragmentation", board_url(Board.FRAGMENTATION))],
             ),
             stat(
@@ -169,8 +172,8 @@ def board() -> Any:
                 " now.",
                 [
                     rows(
-                        "topk(10, sum by (culprit_service, culprit_priority_level)"
-                        f" (priority_violation_culprit_gpu_seconds{{{_OWN}}})) / 3600",
+                        "sort_desc(topk(10, sum by (culprit_service, culprit_priority_level)"
+                        f" (priority_violation_culprit_gpu_seconds{{{_OWN}}})) / 3600)",
                     )
                 ],
                 {"culprit_service": "Service", "culprit_priority_level": "Priority", "Value": "GPU-hours taken"},
@@ -207,7 +210,6 @@ def board() -> Any:
                 "Free GPUs, those that a typical workload could not use because of where they lie (F of the FGD paper),"
                 " and those that nothing in the queue can use now.",
                 [
-                    query(f"sum(gpu_cluster_capacity_gpus{{{CLUSTER}}})", "capacity"),
                     query(f"sum(gpu_cluster_free_gpus{{{CLUSTER}}})", "free"),
                     query(f"sum(gpu_cluster_fragmented_gpus{{{CLUSTER}}})", "fragmented"),
                     query(f"sum(gpu_cluster_unusable_gpus{{{CLUSTER}}})", "of no use to what waits"),
@@ -284,7 +286,7 @@ def board() -> Any:
                 },
                 sort="Began",
                 overrides=[
-                    column("Began", unit="dateTimeAsLocal", custom__width=170),
+                    column("Began", unit="dateTimeAsLocal", custom__width=190),
                     column("Incident", links=incident_links(cell("Incident"))),
                     column("Victim", links=[service_link(cell("Victim"))]),
                 ],

@@ -129,7 +129,7 @@ def pod_panels() -> list[Visual]:
             " counts collections per second. From: Micrometer, the Prometheus clients for Java, Go and Python.",
             [
                 query(f"sum by (pod) ({_of_pods(_rate('jvm_gc_pause_seconds_sum'))})", "{{pod}} JVM"),
-                query(f"sum by (pod) ({_of_pods(_rate('jvm_gc_collection_seconds_sum'))})", "{{pod}} JVM"),
+                query(f"sum by (pod) ({_of_pods(_rate('jvm_gc_collection_seconds_sum'))})", "{{pod}} JVM (client)"),
                 query(f"sum by (pod) ({_of_pods(_rate('go_gc_duration_seconds_sum'))})", "{{pod}} Go"),
                 query(
                     f"sum by (pod) ({_of_pods(_rate('python_gc_collections_total'))})", "{{pod}} Python (collections)"
@@ -137,7 +137,6 @@ def pod_panels() -> list[Visual]:
             ],
             unit="percentunit",
             width=8,
-            overrides=[],
         ),
         timeseries(
             "CPU throttled",

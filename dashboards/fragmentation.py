@@ -24,6 +24,7 @@ from dashboards.panels import (
     texts,
     timeseries,
 )
+from dashboards.queries import NOTHING_WHEN_UP
 from exporters.boards import Board
 
 _NODE = f'{CLUSTER_OR_NONE},node=~"$node"'
@@ -59,7 +60,7 @@ def board() -> Any:
                 f"sum(gpu_cluster_unusable_gpus{{{CLUSTER}}})",
                 steps=((None, GREEN), (1, YELLOW), (8, ORANGE)),
                 decimals=1,
-                no_value="nothing waits",
+                no_value="not known",
             ),
             stat(
                 "Fragmented",
@@ -75,7 +76,7 @@ def board() -> Any:
                 f"max(gpu_cluster_fragmentation_ratio{{{CLUSTER}}})",
                 unit="percentunit",
                 steps=LOW_RATIO,
-                no_value="nothing is free",
+                no_value="not known",
             ),
             stat(
                 "Worst memory fragmentation",
@@ -88,7 +89,7 @@ def board() -> Any:
                 "Blocked by it",
                 "Workloads for which enough is free in total, and no placement exists.",
                 f'sum(priority_violations_active{{{CLUSTER},violation_type="fragmentation_blocked"}})'
-                ' or 0 * count(prioscope_source_up{source!="gpu"} == 1)',
+                f" {NOTHING_WHEN_UP}",
                 steps=((None, GREEN), (1, ORANGE)),
             ),
             "What it costs (the curve of M1)",
@@ -133,6 +134,7 @@ def board() -> Any:
                     )
                 ],
                 unit="s",
+                rare=True,
             ),
             timeseries(
                 "Free, fragmented, of no use",

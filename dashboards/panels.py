@@ -379,10 +379,13 @@ def timeseries(
     overrides: Sequence[Json] = (),
     links: Sequence[Json] = (),
     legend_table: bool = False,
-    axis: str = "",
     steady: bool = False,
+    rare: bool = False,
 ) -> Visual:
-    """Return curves over time. ``steps`` are drawn behind them; ``steady`` is for values that hold until the next."""
+    """Return curves over time. ``steps`` are drawn behind them; ``steady`` is for values that hold until the next.
+
+    ``rare`` is for rates of what happens every few minutes: with the shortest windows most of them would have none.
+    """
     return _visual(
         "timeseries",
         title,
@@ -395,8 +398,9 @@ def timeseries(
         steps=steps,
         color={"mode": "palette-classic"},
         field_links=list(links),
+        interval="5m" if rare else None,
         custom={
-            "axisLabel": axis,
+            "axisLabel": "",
             "axisPlacement": "auto",
             "drawStyle": "line",
             "fillOpacity": 30 if stacked else 8,
@@ -484,6 +488,12 @@ def chosen(columns: Mapping[str, str]) -> Json:
     }
 
 
+_EMPTY_CELL: Final[Json] = {
+    "type": "special",
+    "options": {"match": "null", "result": {"color": "transparent", "index": 0, "text": "–"}},
+}
+
+
 def matrix(
     title: str,
     description: str,
@@ -551,7 +561,7 @@ def matrix(
                 **({"links": list(row_links)} if row_links else {}),
             ),
             # An empty cell is not the same as an empty matrix.
-            override("byRegexp", cells, links=list(links), noValue="–"),
+            override("byRegexp", cells, links=list(links), noValue="–", mappings=[_EMPTY_CELL]),
         ],
     )
 

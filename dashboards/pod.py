@@ -14,6 +14,7 @@ from dashboards.panels import (
     NEUTRAL,
     ORANGE,
     RED,
+    VIOLATIONS,
     YELLOW,
     board_url,
     cell,
@@ -33,6 +34,7 @@ from dashboards.panels import (
     timeseries,
 )
 from exporters.boards import Board
+from exporters.model import ViolationType
 
 _OWN = f"{CLUSTER},{POD}"
 _GPU = f"{CLUSTER_OR_NONE},{POD}"
@@ -51,6 +53,9 @@ _STATE = (
     f" or max by (workload) (priority_workload_waiting_seconds{{{_OWN}}} * 0 + {_WAITS})"
     f" or max by (workload) (gpu_process_memory_bytes{{{_GPU}}} * 0 + {_RUNS})"
 )
+
+#: Violations that last; the others are over at once.
+_LASTING = [kind for kind in VIOLATIONS if kind != ViolationType.WRONG_WAY_PREEMPTION]
 
 
 def board() -> Any:
@@ -77,7 +82,7 @@ def board() -> Any:
                 f"max(priority_violation_active_seconds{{{_OWN}}})",
                 unit="s",
                 steps=BLOCKED_SECONDS,
-                no_value="none",
+                no_value="none seen",
             ),
             stat(
                 "Waits for",
@@ -85,7 +90,7 @@ def board() -> Any:
                 f"max(priority_workload_waiting_seconds{{{_OWN}}})",
                 unit="s",
                 steps=NEUTRAL,
-                no_value="does not wait",
+                no_value="no wait seen",
             ),
             stat(
                 "Blocked by",
@@ -94,7 +99,7 @@ def board() -> Any:
                 legend="{{culprit_service}} {{culprit}}",
                 show="name",
                 steps=((None, ORANGE),),
-                no_value="nobody",
+                no_value="nobody seen",
                 links=[pod_link(series_label("culprit"))],
             ),
             stat(
@@ -103,7 +108,7 @@ def board() -> Any:
                 f"sum(gpu_process_memory_bytes{{{_GPU}}})",
                 unit="bytes",
                 steps=NEUTRAL,
-                no_value="no GPU",
+                no_value="none seen",
             ),
             stat(
                 "Memory fragmentation",
@@ -129,9 +134,10 @@ def board() -> Any:
                 "How long each violation had lasted at each moment.",
                 [
                     query(
-                        f"max by (workload, violation_type) (priority_violation_active_seconds{{{_OWN}}})",
-                        "{{workload}}: {{violation_type}}",
+                        f'max by (workload) (priority_violation_active_seconds{{{_OWN},violation_type="{kind}"}})',
+                        f"{{{{workload}}}}: {VIOLATIONS[kind][0].lower()}",
                     )
+                    for kind in _LASTING
                 ],
                 unit="s",
             ),
@@ -164,10 +170,10 @@ def board() -> Any:
             "Its GPUs",
             timeseries(
                 "GPU memory held",
-                "Memory of the workload's processes, by GPU.",
+                "Memory of the workload's processes, by GPU; the ten largest.",
                 [
                     query(
-                        f"sum by (workload, node, gpu) (gpu_process_memory_bytes{{{_GPU}}})",
+                        f"topk(10, sum by (workload, node, gpu) (gpu_process_memory_bytes{{{_GPU}}}))",
                         "{{workload}} on {{node}} GPU {{gpu}}",
                     )
                 ],
@@ -206,10 +212,11 @@ def board() -> Any:
                 "Memory that the caching allocator took from the driver, what of it is free, and the largest block that"
                 " is free in one piece: the largest tensor that fits without asking for more.",
                 [
-                    query(f"sum by (workload) (gpu_allocator_reserved_bytes{{{_GPU}}})", "{{workload}} held"),
-                    query(f"sum by (workload) (gpu_allocator_free_bytes{{{_GPU}}})", "{{workload}} free"),
+                    query(f"topk(5, sum by (workload) (gpu_allocator_reserved_bytes{{{_GPU}}}))", "{{workload}} held"),
+                    query(f"topk(5, sum by (workload) (gpu_allocator_free_bytes{{{_GPU}}}))", "{{workload}} free"),
                     query(
-                        f"max by (workload) (gpu_allocator_largest_free_bytes{{{_GPU}}})", "{{workload}} largest free"
+                        f"topk(5, max by (workload) (gpu_allocator_largest_free_bytes{{{_GPU}}}))",
+                        "{{workload}} largest free",
                     ),
                 ],
                 unit="bytes",

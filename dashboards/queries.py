@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from exporters.model import ViolationType
+
 #: What pages somebody at night.
 URGENT: Final = 'priority_level=~"P[01]"'
 
@@ -14,17 +16,52 @@ NOTHING_WHEN_UP: Final = 'or 0 * count(prioscope_source_up{source!="gpu"} == 1)'
 _BY = "cluster, workload, service, priority_level, violation_type"
 _CULPRIT = "culprit, culprit_service, culprit_priority_level, basis"
 
+#: Violations that hold a workload up, the most telling first: a delay says only that there is one.
+_REASONS: Final = (
+    ViolationType.INVERSION,
+    ViolationType.FRAGMENTATION_BLOCKED,
+    ViolationType.PREEMPTION_FAILED,
+    ViolationType.SCHEDULING_DELAY,
+)
+#: Selects the violations that hold a workload up; the others are of workloads that run, or are over at once.
+BLOCKING: Final = f'violation_type=~"{"|".join(_REASONS)}"'
+
+
+def blocked(own: str) -> str:
+    """Return how many workloads are held up, 0 only while a scheduler is read."""
+    by = "cluster, workload"
+    return f"count(count by ({by}) (priority_violation_active_seconds{{{own},{BLOCKING}}})) {NOTHING_WHEN_UP}"
+
+
+def blocked_for(own: str) -> str:
+    """Return how long the workload that is held up longest has been so, in seconds; 0 only while a scheduler is"
+    " read."""
+    return f"max(priority_violation_active_seconds{{{own},{BLOCKING}}}) {NOTHING_WHEN_UP}"
+
+
+def blocked_by(own: str) -> str:
+    """Return the service, as ``culprit_service``, whose workloads took most while others waited.
+
+    ``nobody`` only while a scheduler is read.
+    """
+    worst = f"topk(1, sum by (culprit_service) (priority_violation_culprit_gpu_seconds{{{own}}}))"
+    nobody = 'label_replace(0 * count(prioscope_source_up{source!="gpu"} == 1), "culprit_service", "nobody", "", "")'
+    return f"{worst} or on () {nobody}"
+
 
 def blocked_by_whom(own: str) -> str:
-    """Return each active violation with the labels of its largest culprit, or without where nobody is to blame.
+    """Return each workload that is held up with the labels of its largest culprit, or without where nobody is to blame.
 
-    The value is how long it has lasted, in seconds. ``own`` are selectors that both metrics have.
+    One series a workload, with the most telling of its violations; the value is how long that has lasted, in seconds.
+    ``own`` are selectors that both metrics have.
     """
-    lasting = f"max by ({_BY}) (priority_violation_active_seconds{{{own}}})"
+    on = "on (cluster, workload)"
+    lasting = f" or {on} ".join(
+        f'max by ({_BY}) (priority_violation_active_seconds{{{own},violation_type="{reason}"}})' for reason in _REASONS
+    )
     blame = f"priority_violation_culprit_gpu_seconds{{{own}}}"
     worst = f"(topk by (cluster, workload) (1, {blame}) * 0 + 1)"
-    on = "on (cluster, workload)"
-    return f"{lasting} * {on} group_left ({_CULPRIT}) {worst} or ({lasting} unless {on} {blame})"
+    return f"sort_desc(({lasting}) * {on} group_left ({_CULPRIT}) {worst} or (({lasting}) unless {on} {blame}))"
 
 
 def blocked_columns() -> dict[str, str]:

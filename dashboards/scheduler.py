@@ -69,7 +69,7 @@ def board() -> Any:
                 " static weights, 163 ms with reserved memory, 89 ms for semantics-aware dynamic scheduling.",
                 f"max(priority_policy_wait_p95_seconds{{{CLUSTER}}})",
                 unit="s",
-                no_value="nothing started",
+                no_value="not known",
             ),
             stat(
                 "In violation",
@@ -79,7 +79,7 @@ def board() -> Any:
                 f"max(priority_policy_violation_ratio{{{CLUSTER}}})",
                 unit="percentunit",
                 steps=((None, GREEN), (0.021, YELLOW), (0.128, ORANGE), (0.372, RED)),
-                no_value="nothing waited",
+                no_value="not known",
             ),
             stat(
                 "Nodes not taking work",
@@ -187,6 +187,7 @@ def board() -> Any:
                     ),
                 ],
                 unit="s",
+                rare=True,
             ),
             "Preemptions",
             matrix(
@@ -225,6 +226,7 @@ def board() -> Any:
                     )
                 ],
                 unit="suffix: /h",
+                rare=True,
                 width=8,
                 overrides=priority_series(),
             ),
@@ -239,6 +241,7 @@ def board() -> Any:
                     )
                 ],
                 unit="suffix: /h",
+                rare=True,
                 width=8,
                 overrides=named(
                     {

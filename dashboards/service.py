@@ -34,7 +34,7 @@ from dashboards.panels import (
     timeseries,
     violation_column,
 )
-from dashboards.queries import NOTHING_WHEN_UP, blocked_by_whom, blocked_columns
+from dashboards.queries import NOTHING_WHEN_UP, blocked, blocked_by, blocked_by_whom, blocked_columns, blocked_for
 from exporters.boards import Board
 
 _OWN = f"{CLUSTER},{SERVICE},{PRIORITY}"
@@ -57,27 +57,27 @@ def board() -> Any:
         [
             "$service at $priority now",
             stat(
-                "In violation",
-                "Workloads of the service that are in a priority violation now.",
-                f"sum(priority_violations_active{{{_OWN}}}) {NOTHING_WHEN_UP}",
+                "Blocked",
+                "Workloads of the service that wait longer than they were promised.",
+                blocked(_OWN),
                 steps=ANY_IS_BAD,
                 links=[link("Open the pods", board_url(Board.POD, service=KEEP))],
             ),
             stat(
-                "Longest violation",
-                "How long the violation that has lasted longest has done so.",
-                f"max(priority_violation_active_seconds{{{_OWN}}}) {NOTHING_WHEN_UP}",
+                "Blocked for",
+                "How long the workload that is blocked longest has been so.",
+                blocked_for(_OWN),
                 unit="s",
                 steps=BLOCKED_SECONDS,
             ),
             stat(
-                "Mostly blocked by",
+                "Mostly by",
                 "The service whose workloads took the most GPU time while this one waited.",
-                f"topk(1, sum by (culprit_service) (priority_violation_culprit_gpu_seconds{{{_OWN}}}))",
+                blocked_by(_OWN),
                 legend="{{culprit_service}}",
                 show="name",
                 steps=((None, ORANGE),),
-                no_value="nobody",
+                no_value="not known",
                 links=[link("Open the service", board_url(Board.SERVICE, service=series_label("culprit_service")))],
             ),
             stat(
@@ -123,8 +123,8 @@ def board() -> Any:
                 "The ten workloads whose violation has lasted longest. Click one for what happened to it.",
                 [
                     rows(
-                        "topk(10, max by (workload, service, priority_level, violation_type)"
-                        f" (priority_violation_active_seconds{{{_OWN}}}))",
+                        "sort_desc(topk(10, max by (workload, service, priority_level, violation_type)"
+                        f" (priority_violation_active_seconds{{{_OWN}}})))",
                     )
                 ],
                 {
@@ -166,8 +166,8 @@ def board() -> Any:
                 "GPU-hours that less urgent services took while this one waited, over the violations that last now.",
                 [
                     rows(
-                        "topk(10, sum by (service, culprit_service, culprit_priority_level)"
-                        f" (priority_violation_culprit_gpu_seconds{{{_OWN}}})) / 3600",
+                        "sort_desc(topk(10, sum by (service, culprit_service, culprit_priority_level)"
+                        f" (priority_violation_culprit_gpu_seconds{{{_OWN}}})) / 3600)",
                     )
                 ],
                 {
@@ -195,6 +195,7 @@ def board() -> Any:
                     for quantile, name in ((0.5, "median"), (0.95, "95th percentile"))
                 ],
                 unit="s",
+                rare=True,
             ),
             "Waits of its queues",
             timeseries(
@@ -204,6 +205,7 @@ def board() -> Any:
                 " service.",
                 [query(_wait_quantile(0.5), "{{priority_level}}")],
                 unit="s",
+                rare=True,
                 width=8,
                 overrides=priority_series(),
             ),
@@ -212,6 +214,7 @@ def board() -> Any:
                 "One workload in twenty that started had waited longer. By queue.",
                 [query(_wait_quantile(0.95), "{{priority_level}}")],
                 unit="s",
+                rare=True,
                 width=8,
                 overrides=priority_series(),
             ),

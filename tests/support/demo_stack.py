@@ -131,6 +131,8 @@ def write_history(play: Play, out: Path, policy: Path, *, seconds: float, step: 
             )
         stream.write("# EOF\n")
     poller.close()
+    # Where the live exporter goes on.
+    collector.tracker.save_state(out.with_name("state.json"))
 
 
 def _stamp(stream: Any, text: str, moment: float, labels: str) -> None:
@@ -199,7 +201,7 @@ def demo_stack(folder: Path, *, port: int = 0, seconds: float = 3600.0, step: fl
     recording = folder / "present.jsonl"
     write_snapshots(recording, (play.snapshot(play.origin + STEP * n) for n in range(int(LIVE_SECONDS / STEP))))
     exporter = [sys.executable, "-m", "cli.main", "exporter", "file", str(recording), "--interval", str(STEP)]
-    exporter += ["--policy", str(policy), "--listen", targets["prioscope"]]
+    exporter += ["--policy", str(policy), "--listen", targets["prioscope"], "--state", str(folder / "state.json")]
     scrapes = "scrape_configs:\n" + "".join(
         f"  - {{ job_name: {job}, static_configs: [{{ targets: ['{target}'] }}] }}\n" for job, target in targets.items()
     )
