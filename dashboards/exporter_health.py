@@ -21,15 +21,10 @@ from dashboards.panels import (
     texts,
     timeseries,
 )
+from dashboards.queries import quantile
 from exporters.boards import Board
 
 _SOURCE = 'source=~"$source"'
-
-
-def _quantile(quantile: float, metric: str, by: str = "", selectors: str = "") -> str:
-    labels = f"le, {by}" if by else "le"
-    chosen = f"{{{selectors}}}" if selectors else ""
-    return f"histogram_quantile({quantile:g}, sum by ({labels}) (rate({metric}_bucket{chosen}[$__rate_interval])))"
 
 
 def board() -> Any:
@@ -41,7 +36,7 @@ def board() -> Any:
         [
             "Can the boards be trusted?",
             stat(
-                "Sources that do not answer",
+                "Silent sources",
                 "Exporters whose last poll of the scheduler or the GPUs gave nothing.",
                 f"count(prioscope_source_up{{{_SOURCE}}} == 0) or 0 * count(prioscope_source_up{{{_SOURCE}}})",
                 steps=ANY_IS_BAD,
@@ -77,7 +72,7 @@ def board() -> Any:
                 decimals=0,
             ),
             stat(
-                "GPUs that do not answer",
+                "GPUs lost",
                 "GPUs that are lost, wedged or unreadable.",
                 "count(gpu_up == 0) or 0 * count(gpu_up)",
                 steps=ANY_IS_BAD,
@@ -145,14 +140,14 @@ def board() -> Any:
             timeseries(
                 "Time that a poll takes, 95th percentile",
                 "A poll that nears the interval means that the figures are late.",
-                [query(_quantile(0.95, "prioscope_poll_duration_seconds", "source", _SOURCE), "{{source}}")],
+                [query(quantile(0.95, "prioscope_poll_duration_seconds", _SOURCE, "source"), "{{source}}")],
                 unit="s",
                 width=8,
             ),
             timeseries(
                 "Time that a scrape takes, 95th percentile",
                 "How long the exporter takes to write its metrics.",
-                [query(_quantile(0.95, "prioscope_scrape_duration_seconds"), "all exporters")],
+                [query(quantile(0.95, "prioscope_scrape_duration_seconds"), "all exporters")],
                 unit="s",
                 width=8,
             ),
@@ -198,7 +193,7 @@ def board() -> Any:
             timeseries(
                 "From alert to explanation, 95th percentile",
                 "Time from the start of an alert to its stored explanation.",
-                [query(_quantile(0.95, "rca_server_explanation_delay_seconds"), "all incidents")],
+                [query(quantile(0.95, "rca_server_explanation_delay_seconds"), "all incidents")],
                 unit="s",
                 rare=True,
                 height=8,
@@ -224,7 +219,7 @@ def board() -> Any:
             timeseries(
                 "Time by stage, 95th percentile",
                 "How long capturing, explaining and publishing take.",
-                [query(_quantile(0.95, "rca_server_stage_duration_seconds", "stage"), "{{stage}}")],
+                [query(quantile(0.95, "rca_server_stage_duration_seconds", by="stage"), "{{stage}}")],
                 unit="s",
                 rare=True,
             ),

@@ -117,7 +117,9 @@ def board() -> Any:
                 blocked_columns() | {"Value": "Blocked for"},
                 width=24,
                 height=7,
-                sort="Blocked for",
+                sort="Priority",
+                descending=False,
+                then="Blocked for",
                 no_value="none seen (if the sources above answer)",
                 overrides=[
                     priority_column(),

@@ -10,6 +10,7 @@ from typing import Final
 
 from dashboards.frame import CLUSTER_OR_NONE
 from dashboards.panels import Steps, Visual, query, timeseries
+from dashboards.queries import quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,6 @@ def service_panels() -> list[Visual]:
     total = _rate("traces_service_graph_request_total", served)
     errors = _rate("istio_requests_total", f'{meshed},response_code=~"5.."')
     requests = _rate("istio_requests_total", meshed)
-    buckets = _rate("traces_service_graph_request_server_seconds_bucket", served)
     return [
         timeseries(
             "Requests",
@@ -98,9 +98,9 @@ def service_panels() -> list[Visual]:
             "Failed requests (5xx)",
             f"Share of the requests that failed. From: {_SERVICE_GRAPH}; {_ISTIO}.",
             [
-                query(f"sum by (server) ({failed}) / sum by (server) ({total})", "{{server}}"),
+                query(f"sum by (server) ({failed}) / (sum by (server) ({total}) > 0)", "{{server}}"),
                 query(
-                    f"sum by (destination_workload) ({errors}) / sum by (destination_workload) ({requests})",
+                    f"sum by (destination_workload) ({errors}) / (sum by (destination_workload) ({requests}) > 0)",
                     "{{destination_workload}} (Istio)",
                 ),
             ],
@@ -111,7 +111,7 @@ def service_panels() -> list[Visual]:
         timeseries(
             "Latency, 99th percentile",
             f"One request in a hundred takes longer. From: {_SERVICE_GRAPH}.",
-            [query(f"histogram_quantile(0.99, sum by (le, server) ({buckets}))", "{{server}}")],
+            [query(quantile(0.99, "traces_service_graph_request_server_seconds", served, "server"), "{{server}}")],
             unit="s",
             width=8,
         ),
@@ -141,7 +141,7 @@ def pod_panels() -> list[Visual]:
         timeseries(
             "CPU throttled",
             f"Share of scheduling periods in which the pod had used up its CPU limit. From: {_CADVISOR}.",
-            [query(f"sum by (pod) ({_of_pods(throttled)}) / sum by (pod) ({_of_pods(periods)})", "{{pod}}")],
+            [query(f"sum by (pod) ({_of_pods(throttled)}) / (sum by (pod) ({_of_pods(periods)}) > 0)", "{{pod}}")],
             unit="percentunit",
             width=8,
             steps=((None, "transparent"), (0.25, "orange")),

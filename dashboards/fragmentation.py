@@ -24,7 +24,7 @@ from dashboards.panels import (
     texts,
     timeseries,
 )
-from dashboards.queries import NOTHING_WHEN_UP
+from dashboards.queries import NOTHING_WHEN_UP, quantile
 from exporters.boards import Board
 
 _NODE = f'{CLUSTER_OR_NONE},node=~"$node"'
@@ -79,7 +79,7 @@ def board() -> Any:
                 no_value="not known",
             ),
             stat(
-                "Worst memory fragmentation",
+                "Worst GPU memory",
                 "Of the GPU whose free memory is most scattered: the part outside the largest free block.",
                 f"max(gpu_fragmentation_ratio{{{_NODE}}})",
                 unit="percentunit",
@@ -92,7 +92,7 @@ def board() -> Any:
                 f" {NOTHING_WHEN_UP}",
                 steps=((None, GREEN), (1, ORANGE)),
             ),
-            "What it costs (the curve of M1)",
+            "What it costs",
             table(
                 "Preemptions and waits by fragmentation",
                 "Over the time range: how many preemptions that were due succeeded, and how long workloads waited, by"
@@ -128,8 +128,7 @@ def board() -> Any:
                 "One workload in twenty that started at this fragmentation had waited longer.",
                 [
                     query(
-                        "histogram_quantile(0.95, sum by (le, fragmentation)"
-                        f" (rate(gpu_fragmentation_wait_seconds_bucket{{{CLUSTER}}}[$__rate_interval])))",
+                        quantile(0.95, "gpu_fragmentation_wait_seconds", CLUSTER, "fragmentation"),
                         "fragmentation from {{fragmentation}}",
                     )
                 ],
@@ -151,7 +150,7 @@ def board() -> Any:
                 "Free GPUs left over when as many pieces of this many GPUs as possible are placed. High for large sizes"
                 " and low for small ones: the room is scattered.",
                 [
-                    query(f"sum by (size) (gpu_cluster_stranded_gpus{{{CLUSTER}}})", "{{size}} GPUs each"),
+                    query(f"sum by (size) (gpu_cluster_stranded_gpus{{{CLUSTER}}})", "size {{size}}"),
                 ],
                 unit="suffix: GPUs",
             ),

@@ -113,7 +113,6 @@ def board() -> Any:
                 f"count by (verdict) ({_INFO})",
                 legend="{{verdict}}",
                 show="name",
-                mappings=texts(_VERDICTS),
                 no_value="not explained yet",
                 links=incident_links("${incident}")[1:],
             ),
@@ -184,7 +183,7 @@ def board() -> Any:
                 "How probable it is that each one is the root cause. The link opens the board of a service.",
                 [
                     rows(
-                        f"max by (node, kind, role) (rca_incident_node_score_ratio{{{INCIDENT}}})",
+                        f"sort_desc(max by (node, kind, role) (rca_incident_node_score_ratio{{{INCIDENT}}}))",
                     )
                 ],
                 {"node": "Node", "kind": "Kind", "role": "Role", "Value": "Root cause"},
@@ -202,7 +201,8 @@ def board() -> Any:
                 "Dependencies and the probability that the fault came along each.",
                 [
                     rows(
-                        f"max by (source, target, relation) (rca_incident_edge_probability_ratio{{{INCIDENT}}})",
+                        f"sort_desc(max by (source, target, relation)"
+                        f" (rca_incident_edge_probability_ratio{{{INCIDENT}}}))",
                     )
                 ],
                 {"source": "Suffers", "relation": "Depends by", "target": "Came from", "Value": "Probability"},

@@ -7,6 +7,7 @@ and a unit, and the same thing looks the same everywhere.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -197,13 +198,14 @@ def priority_series() -> list[Json]:
 
 def priority_column(name: str = "Priority") -> Json:
     """Return the override for a table's column that holds a priority level."""
-    levels = {level: (level, colour) for level, colour in PRIORITY_COLOURS.items()}
-    return column(name, mappings=texts(levels), custom__cellOptions={"type": "color-text"}, custom__width=90)
+    # Plain yellow cannot be read on white.
+    levels = {level: (level, colour.replace("yellow", "dark-yellow")) for level, colour in PRIORITY_COLOURS.items()}
+    return column(name, mappings=texts(levels), custom__cellOptions={"type": "color-text"}, custom__width=85)
 
 
 def violation_column(name: str = "Violation") -> Json:
     """Return the override for a table's column that holds a violation type."""
-    return column(name, mappings=texts(VIOLATIONS), custom__cellOptions={"type": "color-text"}, custom__width=210)
+    return column(name, mappings=texts(VIOLATIONS), custom__cellOptions={"type": "color-text"}, custom__width=185)
 
 
 def gauge_column(name: str, unit: str, steps: Steps = NEUTRAL, **properties: Any) -> Json:
@@ -437,16 +439,15 @@ def table(
     overrides: Sequence[Json] = (),
     sort: str = "",
     descending: bool = True,
+    then: str = "",
     unit: str = "none",
     decimals: int | None = None,
     no_value: str = "",
-    before: Sequence[Json] = (),
-    after: Sequence[Json] = (),
 ) -> Visual:
     """Return a table with ``columns`` (field of the answer: heading) in that order, and no other.
 
     A single query's value is the field ``Value``; with several, which are merged by their labels, ``Value #`` and the
-    query's letter. ``before`` and ``after`` are transformations around the renaming.
+    query's letter. Rows are sorted by the column ``sort``, and where that is equal, the largest ``then`` first.
     """
     several = [{"id": "merge", "options": {}}] if len(queries) > 1 else []
     return _visual(
@@ -464,14 +465,19 @@ def table(
             "align": "auto",
             "cellOptions": {"type": "auto"},
             "inspect": False,
+            "minWidth": 75,
         },
         options={
             "cellHeight": "sm",
             "showHeader": True,
-            "sortBy": [{"desc": descending, "displayName": sort}] if sort else [],
+            "sortBy": [
+                *([{"desc": descending, "displayName": sort}] if sort else []),
+                *([{"desc": True, "displayName": then}] if then else []),
+            ],
         },
-        transformations=[*several, *before, chosen(columns), *after],
-        overrides=list(overrides),
+        transformations=[*several, chosen(columns)],
+        # A label that looks like a number stays as it is, and an empty cell is not an empty table.
+        overrides=[override("byType", "string", unit="string", noValue="–"), *overrides],
     )
 
 
@@ -534,6 +540,7 @@ def matrix(
             "align": "center",
             "cellOptions": {"type": "color-background", "mode": "basic"},
             "inspect": False,
+            "minWidth": 60,
         },
         options={"cellHeight": "md", "showHeader": True, "sortBy": []},
         transformations=[
@@ -650,24 +657,32 @@ def text(content: str, *, width: int = 24, height: int = 3, title: str = "", des
 
 
 def arrange(items: Iterable[Any]) -> list[Any]:
-    """Place `Visual`s from left to right, in lines; a string starts a row with that heading. Ids count from 1.
+    """Place `Visual`s where they first fit, line by line; a string starts a row with that heading. Ids count from 1.
 
     Raises:
         ValueError: a panel is wider than the grid.
     """
     placed: list[Any] = []
-    x = y = line = 0
+    taken: set[tuple[int, int]] = set()
+    top = bottom = 0
     for number, item in enumerate(items, start=1):
         if isinstance(item, str):
-            y, x, line = y + line, 0, 0
-            placed.append(core.RowPanel(title=item, id=number, gridPos=core.GridPos(h=1, w=GRID_COLUMNS, x=0, y=y)))
-            y += 1
+            placed.append(
+                core.RowPanel(title=item, id=number, gridPos=core.GridPos(h=1, w=GRID_COLUMNS, x=0, y=bottom))
+            )
+            top = bottom = bottom + 1
             continue
         width, height = item.gridPos.w, item.gridPos.h
         if width > GRID_COLUMNS:
             raise ValueError(f"the panel {item.title!r} is {width} columns wide; the grid has {GRID_COLUMNS}")
-        if x + width > GRID_COLUMNS:
-            y, x, line = y + line, 0, 0
+        corners = ((x, y) for y in itertools.count(top) for x in range(GRID_COLUMNS - width + 1))
+        x, y = next(corner for corner in corners if not taken & _cells(corner, width, height))
+        taken |= _cells((x, y), width, height)
         placed.append(attr.evolve(item, id=number, gridPos=core.GridPos(h=height, w=width, x=x, y=y)))
-        x, line = x + width, max(line, height)
+        bottom = max(bottom, y + height)
     return placed
+
+
+def _cells(corner: tuple[int, int], width: int, height: int) -> set[tuple[int, int]]:
+    x, y = corner
+    return {(column, line) for column in range(x, x + width) for line in range(y, y + height)}

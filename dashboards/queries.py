@@ -27,6 +27,15 @@ _REASONS: Final = (
 BLOCKING: Final = f'violation_type=~"{"|".join(_REASONS)}"'
 
 
+def quantile(share: float, metric: str, selectors: str = "", by: str = "") -> str:
+    """Return the quantile of a histogram, by label ``by``; no sample where nothing was observed."""
+    labels = f"le, {by}" if by else "le"
+    chosen = f"{{{selectors}}}" if selectors else ""
+    rates = f"rate({metric}_bucket{chosen}[$__rate_interval])"
+    # Of no observations Prometheus makes NaN, which is not at least 0.
+    return f"histogram_quantile({share:g}, sum by ({labels}) ({rates})) >= 0"
+
+
 def blocked(own: str) -> str:
     """Return how many workloads are held up, 0 only while a scheduler is read."""
     by = "cluster, workload"

@@ -28,7 +28,7 @@ from dashboards.panels import (
     texts,
     timeseries,
 )
-from dashboards.queries import NOTHING_WHEN_UP
+from dashboards.queries import NOTHING_WHEN_UP, quantile
 from exporters.boards import Board
 
 _QUEUES = f"{CLUSTER},{QUEUE},{PRIORITY}"
@@ -177,8 +177,7 @@ def board() -> Any:
                 " threshold a wait is unusual even where no SLO is set.",
                 [
                     query(
-                        "histogram_quantile(0.95, sum by (le, priority_level)"
-                        f" (rate(priority_workload_wait_seconds_bucket{{{_QUEUES}}}[$__rate_interval])))",
+                        quantile(0.95, "priority_workload_wait_seconds", _QUEUES, "priority_level"),
                         "{{priority_level}} wait",
                     ),
                     query(

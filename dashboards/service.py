@@ -34,17 +34,20 @@ from dashboards.panels import (
     timeseries,
     violation_column,
 )
-from dashboards.queries import NOTHING_WHEN_UP, blocked, blocked_by, blocked_by_whom, blocked_columns, blocked_for
+from dashboards.queries import (
+    NOTHING_WHEN_UP,
+    blocked,
+    blocked_by,
+    blocked_by_whom,
+    blocked_columns,
+    blocked_for,
+    quantile,
+)
 from exporters.boards import Board
 
 _OWN = f"{CLUSTER},{SERVICE},{PRIORITY}"
 _QUEUES = f"{CLUSTER},{QUEUE},{PRIORITY}"
 _WAITS = f"{CLUSTER},{QUEUE},{SERVICE},{PRIORITY}"
-
-
-def _wait_quantile(quantile: float) -> str:
-    buckets = f"rate(priority_workload_wait_seconds_bucket{{{_QUEUES}}}[$__rate_interval])"
-    return f"histogram_quantile({quantile:g}, sum by (le, priority_level) ({buckets}))"
 
 
 def board() -> Any:
@@ -149,7 +152,9 @@ def board() -> Any:
                 [rows(blocked_by_whom(_OWN))],
                 blocked_columns() | {"Value": "Blocked for"},
                 width=24,
-                sort="Blocked for",
+                sort="Priority",
+                descending=False,
+                then="Blocked for",
                 overrides=[
                     priority_column(),
                     violation_column(),
@@ -187,12 +192,8 @@ def board() -> Any:
                 "How long violations last",
                 "Median and 95th percentile of the violations that ended, all types.",
                 [
-                    query(
-                        f"histogram_quantile({quantile}, sum by (le)"
-                        f" (rate(priority_violation_duration_seconds_bucket{{{_OWN}}}[$__rate_interval])))",
-                        name,
-                    )
-                    for quantile, name in ((0.5, "median"), (0.95, "95th percentile"))
+                    query(quantile(share, "priority_violation_duration_seconds", _OWN), name)
+                    for share, name in ((0.5, "median"), (0.95, "95th percentile"))
                 ],
                 unit="s",
                 rare=True,
@@ -203,7 +204,11 @@ def board() -> Any:
                 "Half of the workloads that started had waited no longer. By queue: the exporter does not split waits"
                 " by"
                 " service.",
-                [query(_wait_quantile(0.5), "{{priority_level}}")],
+                [
+                    query(
+                        quantile(0.5, "priority_workload_wait_seconds", _QUEUES, "priority_level"), "{{priority_level}}"
+                    )
+                ],
                 unit="s",
                 rare=True,
                 width=8,
@@ -212,7 +217,12 @@ def board() -> Any:
             timeseries(
                 "95th percentile of the wait by priority",
                 "One workload in twenty that started had waited longer. By queue.",
-                [query(_wait_quantile(0.95), "{{priority_level}}")],
+                [
+                    query(
+                        quantile(0.95, "priority_workload_wait_seconds", _QUEUES, "priority_level"),
+                        "{{priority_level}}",
+                    )
+                ],
                 unit="s",
                 rare=True,
                 width=8,

@@ -11,7 +11,9 @@ from dashboards.lint import panels
 
 #: Every variable at "All", or at what the demo has.
 VALUES = {"incident": "INC-4711", "objective": "0.99"}
-INTERVALS = {"$__rate_interval": "60s", "$__range": "3600s"}
+#: Grafana's rate interval is four scrapes, and no less than a panel's own interval and one scrape.
+RATE_INTERVAL = "60s"
+RATE_INTERVALS = {"5m": "315s"}
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,9 @@ class Asked:
         return f"{self.board}, {self.panel!r}: {self.expr}"
 
 
-def interpolate(expr: str, values: Mapping[str, str] = VALUES) -> str:
-    """Fill in the variables of a query."""
-    for name, duration in INTERVALS.items():
-        expr = expr.replace(name, duration)
+def interpolate(expr: str, interval: str = "", values: Mapping[str, str] = VALUES) -> str:
+    """Fill in the variables of a query, of a panel with the shortest interval ``interval``."""
+    expr = expr.replace("$__rate_interval", RATE_INTERVALS.get(interval, RATE_INTERVAL)).replace("$__range", "3600s")
     return re.sub(r"\$(\w+)", lambda match: values.get(match[1], ".*"), expr)
 
 
@@ -39,7 +40,7 @@ def asked(board: Mapping[str, Any]) -> Iterator[Asked]:
     """Yield the queries of all panels and annotations."""
     for panel in panels(board):
         for target in panel.get("targets", ()):
-            expr = interpolate(target["expr"])
+            expr = interpolate(target["expr"], panel.get("interval", ""))
             yield Asked(board["uid"], panel["title"], expr, target["instant"], target.get("legendFormat", ""))
     for annotation in board["annotations"]["list"]:
         if "expr" in annotation:

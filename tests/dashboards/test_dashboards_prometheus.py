@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from grafana_queries import Asked, asked, columns, interpolate
@@ -34,10 +35,13 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         yield found
 
 
-def answer(server: Prometheus, query: Asked) -> list[dict[str, object]]:
-    """Return the series of a query: now, or over the last hour."""
+def answer(server: Prometheus, query: Asked) -> list[dict[str, Any]]:
+    """Return the series of a query that have a number: now, or over the last hour."""
     now = time.time()
-    return server.query(query.expr) if query.instant else server.range(query.expr, now - 3600, now, 30)
+    if query.instant:
+        return [series for series in server.query(query.expr) if series["value"][1] != "NaN"]
+    found = server.range(query.expr, now - 3600, now, 30)
+    return [series for series in found if any(value != "NaN" for _, value in series["values"])]
 
 
 def test_every_query_finds_the_demo_cluster(demo: Prometheus) -> None:

@@ -153,7 +153,7 @@ class Play:
         """Short work on shares of a GPU, so that there are waits to count."""
         kinds = (
             # service, queue, rank, seconds between, longest wait, run time
-            ("autocomplete", "inference", 0, 50, 40, 240),
+            ("autocomplete", "inference", 0, 50, 110, 240),
             ("rerank", "inference", 1, 70, 200, 300),
             ("finetune", "training", 2, 110, 900, 400),
             ("lint-ci", "batch", 3, 60, 500, 200),
