@@ -32,6 +32,7 @@ _SERVICE_GRAPH: Final = "OpenTelemetry Collector's service-graph connector, Graf
 _ISTIO: Final = "Istio"
 _CADVISOR: Final = "cAdvisor (kubelet)"
 _STATE: Final = "kube-state-metrics"
+_DCGM: Final = "NVIDIA DCGM exporter"
 _PROMETHEUS: Final = "Prometheus itself"
 
 _FOREIGN: Final = (
@@ -51,8 +52,7 @@ _FOREIGN: Final = (
     Foreign("jvm_gc_collection_seconds", "histogram", "Prometheus Java client, JMX exporter"),
     Foreign("go_gc_duration_seconds", "histogram", "Prometheus Go client"),
     Foreign("python_gc_collections_total", "counter", "Prometheus Python client"),
-    Foreign("DCGM_FI_DEV_GPU_UTIL", "gauge", "NVIDIA DCGM exporter"),
-    Foreign("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "counter", "NVIDIA DCGM exporter"),
+    Foreign("DCGM_FI_DEV_GPU_UTIL", "gauge", _DCGM),
 )
 
 FOREIGN: Final[dict[str, Foreign]] = {metric.name: metric for metric in _FOREIGN}
@@ -155,5 +155,26 @@ def pod_panels() -> list[Visual]:
             ],
             unit="Bps",
             width=8,
+        ),
+        timeseries(
+            "Restarts",
+            f"Restarts of the pod's containers per hour. From: {_STATE}.",
+            [query(f"3600 * sum by (pod) ({_of_pods(_rate('kube_pod_container_status_restarts_total'))})", "{{pod}}")],
+            unit="suffix: /h",
+            width=12,
+            rare=True,
+        ),
+        timeseries(
+            "GPU use as DCGM sees it",
+            f"Share of time in which a kernel ran: a second opinion on the use of its GPUs. From: {_DCGM}.",
+            [
+                query(
+                    f"max by (pod, gpu) ({_of_pods(f'DCGM_FI_DEV_GPU_UTIL{{{CLUSTER_OR_NONE}}}')}) / 100",
+                    "{{pod}} GPU {{gpu}}",
+                )
+            ],
+            unit="percentunit",
+            maximum=1,
+            width=12,
         ),
     ]

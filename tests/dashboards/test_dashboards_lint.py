@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dashboards.build import build
-from dashboards.lint import ALLOWED, Allowed, lint, panels
+from dashboards.foreign import FOREIGN
+from dashboards.lint import ALLOWED, Allowed, lint, panels, queries
 
 BOARDS = build()
 FLEET = "prioscope-fleet"
@@ -26,6 +27,11 @@ def test_every_exception_is_needed_and_has_a_reason() -> None:
     for item in ALLOWED:
         assert item.reason
         assert any(item.rule == rule and item.board == board for rule, board, _ in without)
+
+
+def test_every_declared_foreign_metric_is_asked_for() -> None:
+    asked = " ".join(query.expr for board in BOARDS.values() for query in queries(board))
+    assert [name for name in FOREIGN if name not in asked] == []
 
 
 def panel(board: Json, kind: str) -> Json:

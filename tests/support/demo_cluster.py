@@ -433,6 +433,7 @@ def foreign_metrics(play: Play, now: float) -> str:
         put("jvm_gc_pause_seconds_sum", since * 0.012 * phase, **where, action="end of minor GC")
         put("jvm_gc_collection_seconds_sum", since * 0.009 * phase, **where, gc="G1 Young Generation")
         put("go_gc_duration_seconds_sum", since * 0.001 * phase, **where)
+        put("DCGM_FI_DEV_GPU_UTIL", round(100 * phase), **where, gpu="1", Hostname="gpu-6", UUID="GPU-gpu-6-1")
         put("python_gc_collections_total", since * 0.4 * phase, **where, generation="0")
     return "\n".join(lines) + "\n"
 
