@@ -92,6 +92,7 @@ def service_panels() -> list[Visual]:
                 query(f"sum by (destination_workload) ({requests})", "{{destination_workload}} (Istio)"),
             ],
             unit="reqps",
+            no_value="not reported",
             width=8,
         ),
         timeseries(
@@ -105,6 +106,7 @@ def service_panels() -> list[Visual]:
                 ),
             ],
             unit="percentunit",
+            no_value="not reported",
             width=8,
             steps=_FAILING,
         ),
@@ -113,6 +115,7 @@ def service_panels() -> list[Visual]:
             f"One request in a hundred takes longer. From: {_SERVICE_GRAPH}.",
             [query(quantile(0.99, "traces_service_graph_request_server_seconds", served, "server"), "{{server}}")],
             unit="s",
+            no_value="not reported",
             width=8,
         ),
     ]
@@ -136,6 +139,7 @@ def pod_panels() -> list[Visual]:
                 ),
             ],
             unit="percentunit",
+            no_value="not reported",
             width=8,
         ),
         timeseries(
@@ -143,6 +147,7 @@ def pod_panels() -> list[Visual]:
             f"Share of scheduling periods in which the pod had used up its CPU limit. From: {_CADVISOR}.",
             [query(f"sum by (pod) ({_of_pods(throttled)}) / (sum by (pod) ({_of_pods(periods)}) > 0)", "{{pod}}")],
             unit="percentunit",
+            no_value="not reported",
             width=8,
             steps=((None, "transparent"), (0.25, "orange")),
         ),
@@ -154,6 +159,7 @@ def pod_panels() -> list[Visual]:
                 query(f"sum by (pod) ({_of_pods(_rate('container_fs_writes_bytes_total'))})", "{{pod}} written"),
             ],
             unit="Bps",
+            no_value="not reported",
             width=8,
         ),
         timeseries(
@@ -161,6 +167,7 @@ def pod_panels() -> list[Visual]:
             f"Restarts of the pod's containers per hour. From: {_STATE}.",
             [query(f"3600 * sum by (pod) ({_of_pods(_rate('kube_pod_container_status_restarts_total'))})", "{{pod}}")],
             unit="suffix: /h",
+            no_value="not reported",
             width=12,
             rare=True,
         ),
@@ -174,6 +181,7 @@ def pod_panels() -> list[Visual]:
                 )
             ],
             unit="percentunit",
+            no_value="not reported",
             maximum=1,
             width=12,
         ),

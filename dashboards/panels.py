@@ -383,6 +383,7 @@ def timeseries(
     legend_table: bool = False,
     steady: bool = False,
     rare: bool = False,
+    no_value: str = "none seen",
 ) -> Visual:
     """Return curves over time. ``steps`` are drawn behind them; ``steady`` is for values that hold until the next.
 
@@ -395,6 +396,7 @@ def timeseries(
         queries,
         (width, height),
         unit=unit,
+        no_value=no_value,
         minimum=minimum,
         maximum=maximum,
         steps=steps,
@@ -442,7 +444,7 @@ def table(
     then: str = "",
     unit: str = "none",
     decimals: int | None = None,
-    no_value: str = "",
+    no_value: str = "none seen",
 ) -> Visual:
     """Return a table with ``columns`` (field of the answer: heading) in that order, and no other.
 
@@ -458,7 +460,7 @@ def table(
         (width, height),
         unit=unit,
         decimals=decimals,
-        no_value=no_value or None,
+        no_value=no_value,
         steps=((None, GREEN),),
         color={"mode": "thresholds"},
         custom={

@@ -178,6 +178,7 @@ def board() -> Any:
                     )
                 ],
                 unit="bytes",
+                no_value="not on a GPU, or not reported",
                 width=8,
             ),
             timeseries(
@@ -190,6 +191,7 @@ def board() -> Any:
                     )
                 ],
                 unit="percentunit",
+                no_value="not on a GPU, or not reported",
                 maximum=1,
                 width=8,
             ),
@@ -220,6 +222,7 @@ def board() -> Any:
                     ),
                 ],
                 unit="bytes",
+                no_value="not on a GPU, or not reported",
                 width=16,
             ),
             timeseries(
@@ -234,6 +237,7 @@ def board() -> Any:
                     )
                 ],
                 unit="percentunit",
+                no_value="not on a GPU, or not reported",
                 maximum=1,
                 width=8,
                 steps=((None, "transparent"), (0.5, "orange"), (0.7, "red")),
