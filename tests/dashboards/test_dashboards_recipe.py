@@ -17,10 +17,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_recipe_of_the_docs_gives_a_clean_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = (ROOT / "docs/dashboards.md").read_text(encoding="utf-8").split("## Add a board")[1]
-    module, line = re.findall(r"```python\n(.*?)```", recipe, re.DOTALL)[:2]
+    module, line = re.findall(r"```(?:python|diff)\n(.*?)```", recipe, re.DOTALL)[:2]
     name = re.search(r"`dashboards/(\w+)\.py`", recipe)
     assert name is not None
-    assert line.strip() == f'"{name[1]}",'
+    assert line.removeprefix("+").strip() == f'"{name[1]}",'
     (tmp_path / f"{name[1]}.py").write_text(module)
     # As if the file lay in the package.
     monkeypatch.setattr(dashboards, "__path__", [*dashboards.__path__, str(tmp_path)])
