@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from grafana_queries import Asked, asked, columns, interpolate
 from dashboards.build import build
 from dashboards.lint import panels
 from tests.support.demo_stack import Prometheus, demo_stack, prometheus
+from tests.support.services import wait_for
 
 pytestmark = pytest.mark.services
 
@@ -96,11 +98,14 @@ def test_without_data_nothing_reads_as_fine(empty: Prometheus) -> None:
     assert shown == []
 
 
-def test_a_cluster_without_cluster_label_is_shown_too(empty: Prometheus) -> None:
-    # "All" is .* and matches an absent label; a chosen cluster does not.
-    chosen = 'label_replace(vector(1), "queue", "a", "", "")'
-    assert empty.query(chosen)
-    for board in BOARDS.values():
-        cluster = next(item for item in board["templating"]["list"] if item["name"] == "cluster")
-        assert cluster["allValue"] == ".*"
-        assert cluster["includeAll"]
+def test_a_cluster_without_cluster_label_is_shown_too(demo: Prometheus, tmp_path: Path) -> None:
+    exporter = demo.query('up{job="prioscope"}')[0]["metric"]["instance"]
+    scrapes = (
+        f"scrape_configs: [{{ job_name: bare, static_configs: [{{ targets: ['{exporter}'] }}], "
+        "metric_relabel_configs: [{ action: labeldrop, regex: cluster }] }]\n"
+    )
+    now = [query for query in ASKED if query.instant and "priority_workload" in query.expr and "rate(" not in query.expr]
+    with prometheus(tmp_path, scrapes) as bare:
+        wait_for(lambda: bare.query("priority_workloads"), "the first scrape")
+        assert bare.get("label/cluster/values") == []
+        assert [str(query) for query in now if not answer(bare, query)] == []
