@@ -10,6 +10,7 @@ import 'react-grid-layout/css/styles.css';
 import 'react-resizable/css/styles.css';
 
 import { type BoardModel, buildScene } from './board';
+import { panelStates } from './probe';
 import { registerAll } from './registries';
 import { allUnsupported } from './unsupported';
 
@@ -31,6 +32,7 @@ function useScene(uid: string | undefined): { scene?: EmbeddedScene; title: stri
       }
       const scene = buildScene(board);
       window.__grafanaSceneContext = scene;
+      window.panelStates = () => panelStates(scene);
       document.title = board.title;
       setShown({ uid, scene, title: board.title });
     })();

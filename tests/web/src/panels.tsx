@@ -14,6 +14,7 @@ import {
   PluginType,
   VizOrientation,
   applyFieldOverrides,
+  cacheFieldDisplayNames,
   getFieldDisplayName,
   getFieldDisplayValues,
   identityOverrideProcessor,
@@ -33,7 +34,7 @@ import {
   VizTooltipWrapper,
 } from '@grafana/ui';
 import { TableNG } from '@grafana/ui/unstable';
-import type { ReactNode } from 'react';
+import { type ReactNode, useMemo } from 'react';
 
 type Defaults = Record<string, unknown>;
 
@@ -123,11 +124,24 @@ function visible(frame: DataFrame): DataFrame {
   return { ...frame, fields: frame.fields.filter((field) => !field.config.custom?.hideFrom?.viz) };
 }
 
+/** As Grafana's panel prepares its frames: those with times, and null for what is no finite number. */
+function graphable(frames: DataFrame[]): DataFrame[] {
+  const timed = frames.filter(({ length, fields }) => length > 0 && fields.some(({ type }) => type === FieldType.time));
+  const shown = timed.map((frame) => ({
+    ...frame,
+    fields: frame.fields.map((field) =>
+      field.type === FieldType.number
+        ? { ...field, values: field.values.map((value) => (Number.isFinite(value) ? value : null)) }
+        : field,
+    ),
+  }));
+  cacheFieldDisplayNames(shown);
+  return shown;
+}
+
 function TimeSeriesPanel(props: PanelProps): ReactNode {
   const { data, width, height, timeRange, timeZone, options } = props;
-  const frames = data.series.filter(
-    (frame) => frame.length > 0 && frame.fields.some(({ type }) => type === FieldType.time),
-  );
+  const frames = useMemo(() => graphable(data.series), [data.series]);
   if (isEmpty(frames)) {
     return <NoData {...props} />;
   }
@@ -181,6 +195,8 @@ function TimeSeriesPanel(props: PanelProps): ReactNode {
 
 function TablePanel(props: PanelProps): ReactNode {
   const { data, width, height, options, fieldConfig, timeRange } = props;
+  // The table reads its headings, and what it sorts by, from here.
+  cacheFieldDisplayNames(data.series);
   const frame = data.series[options.frameIndex ?? 0] ?? data.series[0];
   if (!frame || isEmpty([frame])) {
     return <NoData {...props} />;
