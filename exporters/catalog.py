@@ -42,8 +42,11 @@ class Metric:
     buckets: tuple[float, ...] = ()
 
 
-#: Waits span from an idle cluster (seconds) to a week in a queue.
-WAIT_BUCKETS: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 604800.0)
+#: Waits span from an idle cluster (seconds) to a week in a queue. Every wait SLO of the defaults and of the shipped
+#: policies is a bound, so that burn rates are exact there.
+WAIT_BUCKETS: Final = (
+    1.0, 5.0, 10.0, 15.0, 30.0, 60.0, 300.0, 900.0, 1800.0, 3600.0, 14400.0, 43200.0, 86400.0, 604800.0,
+)  # fmt: skip
 DURATION_BUCKETS: Final = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 
 _C, _G, _H = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM

@@ -1,4 +1,4 @@
-"""The families of a snapshot: violations, waits, queues, fragmentation, policy quality, and its GPUs if it has any."""
+"""The families of a snapshot: violations, waits, queues, adaptive thresholds, fragmentation, policy quality, GPUs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from exporters.detectors import detect
 from exporters.exposition import TextCache
 from exporters.families import Family, Labels
 from exporters.measures import queues
+from exporters.measures.adaptive import AdaptiveState, AdaptiveWaits
 from exporters.measures.fragmentation import ClusterFragmentation, cluster_fragmentation
 from exporters.measures.quality import Quality, QualityWindow
 from exporters.model import WHOLE_GPU, NodeState, Snapshot, Violation, level_of
@@ -44,6 +45,7 @@ class ClusterCollector:
         self.tracker = Tracker(caps=caps) if tracker is None else tracker
         self._caps = caps
         self._quality = QualityWindow(quality_window_seconds)
+        self._adaptive = AdaptiveWaits()
         self._families: tuple[Family, ...] = ()
         self._dropped: Counter[str] = Counter()
         self._texts = TextCache()
@@ -59,7 +61,11 @@ class ClusterCollector:
         builder = FamilyBuilder(self._caps)
         _violations(builder, active, snapshot.time)
         if not snapshot.lacks("workloads"):
-            _queues(builder, snapshot)
+            figures = queues.measure(snapshot)
+            _queues(builder, snapshot.cluster, figures)
+            waits = (((queue, level), wait) for (_, _, queue, level), wait in figures.waits.items())
+            begun = (((start.workload.queue, start.workload.level), start.wait_seconds) for start in starts)
+            _adaptive(builder, snapshot.cluster, self._adaptive.update(snapshot.time, begun, waits))
         if fragmentation is not None:
             _fragmentation(builder, snapshot.cluster, fragmentation)
         _nodes(builder, snapshot)
@@ -113,9 +119,7 @@ def _violations(builder: FamilyBuilder, active: Sequence[Violation], now: float)
     builder.sum("priority_violation_unchecked", unchecked)
 
 
-def _queues(builder: FamilyBuilder, snapshot: Snapshot) -> None:
-    cluster = snapshot.cluster
-    figures = queues.measure(snapshot)
+def _queues(builder: FamilyBuilder, cluster: str, figures: queues.Queues) -> None:
     builder.sum("priority_workloads", {(cluster, *key): float(n) for key, n in figures.states.items()})
     builder.sum("priority_workload_held_gpus", {(cluster, *key): n / WHOLE_GPU for key, n in figures.held.items()})
     builder.sum(
@@ -124,6 +128,18 @@ def _queues(builder: FamilyBuilder, snapshot: Snapshot) -> None:
     builder.top("priority_workload_oldest_wait_seconds", {(cluster, *key): s for key, s in figures.oldest.items()})
     builder.top("priority_workload_waiting_seconds", {(cluster, *key): s for key, s in figures.waits.items()})
     builder.top("priority_queue_entropy", {(cluster, queue): bits for queue, bits in figures.entropy.items()})
+
+
+def _adaptive(builder: FamilyBuilder, cluster: str, states: Mapping[queues.Key, AdaptiveState]) -> None:
+    known = {(cluster, *key): state for key, state in states.items()}
+    builder.top(
+        "priority_wait_adaptive_threshold_seconds",
+        {key: state.threshold_seconds for key, state in known.items() if state.threshold_seconds is not None},
+    )
+    builder.top(
+        "priority_wait_drift",
+        {key: float(state.drifting) for key, state in known.items() if state.drifting is not None},
+    )
 
 
 def _fragmentation(builder: FamilyBuilder, cluster: str, found: ClusterFragmentation) -> None:
