@@ -103,18 +103,7 @@ def resampled(pods: Workloads, capacity: int, seed: int) -> Workloads:
 
 def shuffled(cluster: Cluster, seed: int) -> Cluster:
     """Return the cluster with its nodes in a random order of preference."""
-    order = np.random.default_rng([seed, 2]).permutation(len(cluster))
-    return replace(
-        cluster,
-        names=tuple(cluster.names[row] for row in order),
-        gpus=cluster.gpus[order],
-        cpu_milli=cluster.cpu_milli[order],
-        memory_mib=cluster.memory_mib[order],
-        model=cluster.model[order],
-        pool=cluster.pool[order],
-        mig=cluster.mig[order],
-        uid=cluster.uid[order],
-    )
+    return cluster.select(np.random.default_rng([seed, 2]).permutation(len(cluster)))
 
 
 def run(workload: str, policy: Policy, seed: int) -> Result:

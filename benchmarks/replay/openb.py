@@ -64,9 +64,16 @@ def pod_list(workload: str) -> Workloads:
     )
 
 
-def recorded(repeat: int = 1) -> Trace:
-    """The recorded arrivals and run times, ``repeat`` times one after the other, on all nodes.
+#: With ``load``, `recorded` makes arrivals this many times denser and takes every so many-th node only: the pods of the
+#: trace used a quarter of a percent of the GPUs on average.
+DENSITY, EVERY = 350, 6
 
+
+def recorded(repeat: int = 1, *, load: bool = False) -> Trace:
+    """The recorded arrivals and run times, ``repeat`` times, on all nodes.
+
+    As recorded, one copy after the other: nothing ever waits. With ``load``, all copies at once, each shifted in time
+    at random, denser, and on fewer nodes: a hundred copies keep them about as busy as first come, first served can.
     A pod that was never scheduled leaves the queue when it was deleted; it would have run for the median time.
     """
     rows = _rows("openb_pod_list_default.csv")
@@ -74,12 +81,19 @@ def recorded(repeat: int = 1) -> Trace:
     scheduled = _numbers(rows, "scheduled_time", np.nan)
     ran = np.maximum(deleted - scheduled, 1.0)
     span = created.max() + 1.0
-    offset = np.repeat(np.arange(repeat) * span, len(rows))
+    submit = np.tile(created, repeat) + np.repeat(np.arange(repeat) * span, len(rows))
+    if load:
+        shift = np.random.default_rng(0).random(repeat) * span
+        submit = (np.tile(created, repeat) + np.repeat(shift, len(rows))) % span * (repeat / DENSITY)
+    offset = submit - np.tile(created, repeat)
     columns: dict[str, Any] = {name: np.tile(values, repeat) for name, values in _demands(rows).items()}
+    cluster = nodes("openb_node_list_all_node.csv")
+    if load:
+        cluster = cluster.select(np.arange(len(cluster)) % EVERY == 0)
     return Trace(
-        nodes("openb_node_list_all_node.csv"),
+        cluster,
         Workloads.of(
-            np.tile(created, repeat) + offset,
+            submit,
             np.tile(np.where(np.isnan(ran), np.nanmedian(ran), ran), repeat),
             rank=np.tile([RANKS[row["qos"]] for row in rows], repeat),
             preemptible=np.tile([row["qos"] == "BE" for row in rows], repeat),
@@ -88,5 +102,5 @@ def recorded(repeat: int = 1) -> Trace:
             qos=[row["qos"] for row in rows] * repeat,
             **columns,
         ),
-        name=f"openb x {repeat}",
+        name=f"openb x {repeat}{' under load' if load else ''}",
     )

@@ -57,15 +57,12 @@ def replay(trace: Trace, policy: Policy, options: Options | None = None, typical
     run = _Run(trace, policy, options, typical)
     functions = kernel.compiled() if engine is Engine.COMPILED else vars(kernel)
     if engine is Engine.COMPILED:
-        # Compile before the clock starts; a finished state returns at once.
-        _Run(_first_rows(trace), policy, options, run.typical).warm(functions)
+        # Load or build the machine code before the clock starts; without workloads there is nothing to run.
+        nothing = replace(trace, workloads=trace.workloads.select(np.zeros(0, np.int64)))
+        _Run(nothing, Policy(), options, run.typical).warm(functions)
     started = time.process_time()
     run.go(functions)
     return run.result(engine, time.process_time() - started)
-
-
-def _first_rows(trace: Trace) -> Trace:
-    return replace(trace, workloads=trace.workloads.select(np.zeros(0, np.int64)))
 
 
 def _check(trace: Trace, options: Options) -> None:
@@ -182,7 +179,10 @@ class _Run:
         self.typical = typical
         demand = demand_classes(work)
         following, leader = _gangs(work)
-        self.problem = self._problem(cluster, work, demand, following, leader)
+        problem = self._problem(cluster, work, demand, following, leader)
+        # One memory layout, so that the machine code is built once.
+        columns: dict[str, Any] = {name: np.array(column, order="C") for name, column in problem._asdict().items()}
+        self.problem = kernel.Problem(**columns)
         self.state = self._state(cluster, work, demand)
         self.next_order = -np.inf
 
@@ -284,7 +284,6 @@ class _Run:
         # At least one entry each, so that compiled code sees arrays of one kind only.
         tenants = max(1, len(work.tenant_names))
         rounds = max(1, len(self.policy.rounds))
-
         rows = min(1 << 20, 2 * size + 2 * len(self.options.failures) + 1)
 
         def zeros(*shape: int) -> Ints:
@@ -309,7 +308,10 @@ class _Run:
             by=zeros(size) - 1,
             cancel=work.cancel.copy(),
             key=self._keys(),
-            queue=zeros(size + 1),
+            queue=zeros(2 * size + 2),
+            queue_key=np.zeros(2 * size + 2),
+            queue_token=zeros(2 * size + 2),
+            token=zeros(size),
             heap_time=np.zeros(2 * size + 2),
             heap_id=zeros(2 * size + 2),
             free=free,
@@ -356,9 +358,7 @@ class _Run:
             copy_cpu=zeros(nodes),
             copy_memory=zeros(nodes),
             copy_mig=zeros(nodes, devices),
-            series=np.zeros(
-                (min(1 << 20, 2 * size + 2 * len(self.options.failures) + 1) if self.options.series else 1, 6)
-            ),
+            series=np.zeros((rows if self.options.series else 1, 6)),
         )
         state.i[[kernel.SCORES_FOR, kernel.ASKED_FOR]] = -1
         return state
@@ -401,12 +401,13 @@ class _Run:
         state = self.state
         ended = int(state.i[kernel.RECENT])
         at = np.arange(max(0, ended - kernel.WINDOW), ended) % kernel.WINDOW
-        queue = state.queue[state.i[kernel.HEAD] : state.i[kernel.TAIL]]
+        entries = slice(state.i[kernel.HEAD], state.i[kernel.TAIL])
+        queue = state.queue[entries]
         return View(
             now=float(state.f[kernel.NOW]),
             trace=self.trace,
             options=self.options,
-            waiting=queue[queue >= 0],
+            waiting=queue[state.queue_token[entries] == state.token[queue]],
             running=state.running[: state.i[kernel.RUNNING]],
             finished=state.recent[at],
             status=state.status,
@@ -436,10 +437,11 @@ class _Run:
             )
         state.key[rows] = keys
         waiting = view.waiting
-        order = np.lexsort((problem.uid[waiting], problem.submit[waiting], state.key[waiting]))
-        head = int(state.i[kernel.HEAD])
-        state.queue[head : head + len(waiting)] = waiting[order]
-        state.i[kernel.TAIL] = head + len(waiting)
+        ordered = waiting[np.lexsort((problem.uid[waiting], problem.submit[waiting], state.key[waiting]))]
+        state.queue[: len(ordered)] = ordered
+        state.queue_key[: len(ordered)] = state.key[ordered]
+        state.queue_token[: len(ordered)] = state.token[ordered]
+        state.i[[kernel.HEAD, kernel.TAIL]] = 0, len(ordered)
         opened = self.policy.open_nodes(view)
         if opened is not None and not np.array_equal(opened, state.open):
             state.open[:] = opened

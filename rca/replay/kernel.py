@@ -56,8 +56,10 @@ _STRICT, _EASY, _GREEDY = 0, 1, 2
     ARRIVED,
     PASSES,
     RESERVED,
+    WAITING,
+    TOKEN,
     INTS,
-) = range(22)
+) = range(24)
 
 # Entries of State.f.
 NOW, SHADOW, ROUND, FLOATS = range(4)
@@ -143,6 +145,9 @@ class State(NamedTuple):
     cancel: Floats
     key: Floats
     queue: Ints
+    queue_key: Floats
+    queue_token: Ints
+    token: Ints
     heap_time: Floats
     heap_id: Ints
     free: Ints
@@ -392,7 +397,7 @@ def fgd_score(p: Problem, s: State, w: int, n: int, levels: int) -> float:
 
 
 def packing_score(p: Problem, s: State, w: int, n: int) -> float:
-    """Shared GPUs (100 less a tenth of their free percentage), free ones of a used node (50 less one each), then others."""
+    """Shared GPUs first, then free GPUs of a used node, then free nodes; the published scores."""
     if p.need_gpus[w] == 0:
         return 0.0
     size = p.gpus[n]
@@ -679,13 +684,31 @@ def pop(s: State) -> None:
 # --- the queue -------------------------------------------------------------------------------------------------------
 
 
-def before(p: Problem, s: State, a: int, b: int) -> bool:
-    """Whether workload ``a`` comes before ``b``."""
-    if s.key[a] != s.key[b]:
-        return s.key[a] < s.key[b]
-    if p.submit[a] != p.submit[b]:
-        return p.submit[a] < p.submit[b]
-    return p.uid[a] < p.uid[b]
+def before(p: Problem, s: State, w: int, at: int) -> bool:
+    """Whether workload ``w`` comes before the queue's entry ``at``."""
+    if s.key[w] != s.queue_key[at]:
+        return s.key[w] < s.queue_key[at]
+    v = s.queue[at]
+    if p.submit[w] != p.submit[v]:
+        return p.submit[w] < p.submit[v]
+    return p.uid[w] < p.uid[v]
+
+
+def move_entry(s: State, at: int, to: int) -> None:
+    s.queue[to] = s.queue[at]
+    s.queue_key[to] = s.queue_key[at]
+    s.queue_token[to] = s.queue_token[at]
+
+
+def waits(s: State, at: int) -> bool:
+    """Whether the queue's entry ``at`` still stands: entries of what left are dropped later, many at once."""
+    return s.queue_token[at] == s.token[s.queue[at]]
+
+
+def unqueue(s: State, w: int) -> None:
+    """``w`` no longer waits."""
+    s.token[w] = 0
+    s.i[WAITING] -= 1
 
 
 def enqueue(p: Problem, s: State, w: int) -> None:
@@ -702,44 +725,44 @@ def enqueue(p: Problem, s: State, w: int) -> None:
         s.round_used[r] += 1
         s.key[w] = s.round_at[r] + r / 1024.0
     if s.i[TAIL] == len(s.queue):
-        shift = s.i[HEAD]
-        for at in range(shift, s.i[TAIL]):
-            s.queue[at - shift] = s.queue[at]
-        s.i[HEAD] = 0
-        s.i[TAIL] -= shift
+        drop_entries(s)
     low = s.i[HEAD]
     high = s.i[TAIL]
-    if high > low and before(p, s, w, s.queue[high - 1]):
+    if high > low and before(p, s, w, high - 1):
         while low < high:
             middle = (low + high) // 2
-            if before(p, s, w, s.queue[middle]):
+            if before(p, s, w, middle):
                 high = middle
             else:
                 low = middle + 1
         for at in range(s.i[TAIL], low, -1):
-            s.queue[at] = s.queue[at - 1]
-        s.queue[low] = w
-    else:
-        s.queue[high] = w
+            move_entry(s, at - 1, at)
+    s.i[TOKEN] += 1
+    s.token[w] = s.i[TOKEN]
+    s.queue[high] = w
+    s.queue_key[high] = s.key[w]
+    s.queue_token[high] = s.token[w]
     s.i[TAIL] += 1
+    s.i[WAITING] += 1
 
 
-def remove_started(s: State) -> None:
-    """Close the gaps that started workloads left in the queue."""
-    head = s.i[HEAD]
-    tail = s.i[TAIL]
-    while head < tail and s.queue[head] < 0:
-        head += 1
-    to = head
-    for at in range(head, tail):
-        if s.queue[at] >= 0:
-            s.queue[to] = s.queue[at]
+def drop_entries(s: State) -> None:
+    """Drop the entries of what left the queue, and move the rest to the beginning."""
+    to = 0
+    for at in range(s.i[HEAD], s.i[TAIL]):
+        if waits(s, at):
+            move_entry(s, at, to)
             to += 1
-    s.i[HEAD] = head
+    s.i[HEAD] = 0
     s.i[TAIL] = to
-    if head == to:
-        s.i[HEAD] = 0
-        s.i[TAIL] = 0
+
+
+def tidy(s: State) -> None:
+    """After a pass: the head is an entry that stands, and most entries do."""
+    while s.i[HEAD] < s.i[TAIL] and not waits(s, s.i[HEAD]):
+        s.i[HEAD] += 1
+    if s.i[TAIL] - s.i[HEAD] > 2 * s.i[WAITING] + 16:
+        drop_entries(s)
 
 
 # --- starting and stopping -------------------------------------------------------------------------------------------
@@ -1119,7 +1142,7 @@ def schedule(p: Problem, s: State) -> int:
     while s.i[POINTER] < s.i[TAIL]:
         at = s.i[POINTER]
         w = s.queue[at]
-        if w < 0:
+        if not waits(s, at):
             s.i[POINTER] += 1
             continue
         r = min(p.rank[w], len(s.rank_blocked) - 1)
@@ -1155,7 +1178,7 @@ def schedule(p: Problem, s: State) -> int:
                 started = try_start(p, s, w, False)
         s.i[ASKED_FOR] = -1
         if started:
-            s.queue[at] = -1
+            unqueue(s, w)
             s.i[POINTER] += 1
             continue
         if not p.flags[RETRY]:
@@ -1163,7 +1186,7 @@ def schedule(p: Problem, s: State) -> int:
             while m >= 0:
                 s.status[m] = _FAILED
                 m = p.next_member[m]
-            s.queue[at] = -1
+            unqueue(s, w)
             s.i[POINTER] += 1
             continue
         if limited:
@@ -1236,16 +1259,12 @@ def settle(p: Problem, s: State, time: float, what: int) -> None:
         s.i[RECENT] += 1
         return
     w = what - size
-    for at in range(s.i[HEAD], s.i[TAIL]):
-        if s.queue[at] == w:
-            s.queue[at] = -1
-            break
+    unqueue(s, w)
     m = w
     while m >= 0:
         s.status[m] = _CANCELLED
         s.end[m] = time
         m = p.next_member[m]
-    remove_started(s)
     s.i[EVENTS] += 1
 
 
@@ -1254,7 +1273,7 @@ def record(p: Problem, s: State) -> None:
     s.series[row, 0] = s.f[NOW]
     s.series[row, 1] = s.i[USED_MILLI]
     s.series[row, 2] = s.i[USED_CPU]
-    s.series[row, 3] = s.i[TAIL] - s.i[HEAD]
+    s.series[row, 3] = s.i[WAITING]
     s.series[row, 4] = s.i[ARRIVED]
     total = math.nan
     if p.flags[FRAGMENTATION]:
@@ -1299,7 +1318,7 @@ def advance(p: Problem, s: State) -> int:
                 s.i[ARRIVAL] += 1
             s.i[PASSES] = 0
             s.i[PHASE] = 1
-            if p.flags[DYNAMIC] and s.i[TAIL] > s.i[HEAD]:
+            if p.flags[DYNAMIC] and s.i[WAITING] > 0:
                 return NEED_ORDER
         if s.i[PHASE] == 1:
             begin_pass(s)
@@ -1307,7 +1326,7 @@ def advance(p: Problem, s: State) -> int:
         code = schedule(p, s)
         if code != 0:
             return code
-        remove_started(s)
+        tidy(s)
         if s.i[STOPPED] > 0:
             for k in range(s.i[STOPPED]):
                 enqueue(p, s, s.requeue[k])
@@ -1359,8 +1378,12 @@ _ORDER: tuple[Callable[..., Any], ...] = (
     push,
     pop,
     before,
+    move_entry,
+    waits,
+    unqueue,
+    drop_entries,
     enqueue,
-    remove_started,
+    tidy,
     begin,
     leave,
     lost_if_stopped,

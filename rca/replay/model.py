@@ -144,6 +144,14 @@ class Cluster:
     def __len__(self) -> int:
         return len(self.names)
 
+    def select(self, rows: Bools | Ints) -> Cluster:
+        """Return the nodes that ``rows`` (mask, or indices in the new order of preference) names."""
+        kept = np.flatnonzero(rows) if np.asarray(rows).dtype == np.bool_ else np.asarray(rows, np.int64)
+        columns: dict[str, Any] = {
+            item.name: value[kept] for item in fields(self) if isinstance(value := getattr(self, item.name), np.ndarray)
+        }
+        return replace(self, names=tuple(self.names[row] for row in kept), **columns)
+
     @property
     def capacity_milli(self) -> int:
         """Milli-GPU of the whole cluster."""
