@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "incident": "cli.incident:app",
     "exporter": "cli.exporter:app",
     "dashboards": "cli.dashboards:app",
+    "alerts": "cli.alerts:app",
     "verify": "cli.verify:verify",
     "train": "cli.train:train",
 }
