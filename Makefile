@@ -63,5 +63,5 @@ bench: $(VENV)/.bench ## Compare with the baselines on public incidents (needs P
 	$(BIN)/python -m benchmarks rca
 
 clean: ## Remove the virtual environment, caches and output
-	rm -rf $(VENV) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) out build dist tests/web/dist tests/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

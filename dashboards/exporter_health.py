@@ -109,6 +109,11 @@ def board() -> Any:
                     )
                 ],
                 {"source": "Source", "what": "What", "why": "Why", "Value": "Times"},
+                overrides=[
+                    column("Source", custom__width=90),
+                    column("Times", custom__width=65),
+                    column("Why", custom__cellOptions={"type": "auto", "wrapText": True}),
+                ],
                 no_value="everything was read, or no exporter answers",
             ),
             "Polls and scrapes",
@@ -135,6 +140,7 @@ def board() -> Any:
                     )
                 ],
                 unit="suffix: /min",
+                least_maximum=1,
                 width=8,
             ),
             timeseries(

@@ -167,6 +167,7 @@ def pod_panels() -> list[Visual]:
             f"Restarts of the pod's containers per hour. From: {_STATE}.",
             [query(f"3600 * sum by (pod) ({_of_pods(_rate('kube_pod_container_status_restarts_total'))})", "{{pod}}")],
             unit="suffix: /h",
+            least_maximum=1,
             no_value="not reported",
             width=12,
             rare=True,

@@ -7,6 +7,7 @@ from typing import Any
 from dashboards import frame
 from dashboards.frame import CLUSTER, CLUSTER_OR_NONE
 from dashboards.panels import (
+    EMPTY_CELL,
     GREEN,
     LOW_RATIO,
     NEUTRAL,
@@ -22,6 +23,7 @@ from dashboards.panels import (
     stat,
     table,
     texts,
+    thresholds,
     timeseries,
 )
 from dashboards.queries import NOTHING_WHEN_UP, quantile
@@ -117,8 +119,15 @@ def board() -> Any:
                 descending=False,
                 decimals=0,
                 overrides=[
-                    gauge_column(
-                        "Succeeded", "percent", ((None, "red"), (50, ORANGE), (90, GREEN)), min=0, max=100, decimals=1
+                    column("Fragmentation from", custom__width=150),
+                    # No bar: one that is empty looks like 0 %.
+                    column(
+                        "Succeeded",
+                        unit="percent",
+                        decimals=1,
+                        thresholds=thresholds(((None, "red"), (50, ORANGE), (90, GREEN))),
+                        mappings=[EMPTY_CELL],
+                        custom__cellOptions={"type": "color-text"},
                     ),
                     column("Mean wait", unit="s", decimals=1),
                 ],
@@ -197,13 +206,15 @@ def board() -> Any:
                     "workload": "Pod or job",
                     "Value #A": "Held",
                     "Value #B": "Free",
-                    "Value #C": "Largest free block",
+                    "Value #C": "Largest free",
                 },
                 height=10,
                 unit="bytes",
                 sort="Free",
                 overrides=[
-                    column("GPU", custom__width=70),
+                    column("Node", custom__width=90),
+                    column("GPU", custom__width=60),
+                    *(column(name, custom__width=95) for name in ("Held", "Free", "Largest free")),
                     column("Pod or job", links=[pod_link(cell("Pod or job"))]),
                 ],
             ),

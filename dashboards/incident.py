@@ -34,6 +34,8 @@ from dashboards.panels import (
 from exporters.boards import Board
 
 _INFO = f"rca_incident_info{{{INCIDENT},{CLUSTER_OR_NONE}}}"
+_NODES = f"max by (node, kind, role) (rca_incident_node_score_ratio{{{INCIDENT}}})"
+_EDGES = f"max by (source, target, relation) (rca_incident_edge_probability_ratio{{{INCIDENT}}})"
 _ROLES = {
     "cause": ("first cause", RED),
     "candidate": ("candidate", ORANGE),
@@ -49,14 +51,18 @@ _VERDICTS = {
 
 
 def _graph() -> list[dict[str, Any]]:
-    """Return the transformations that turn two tables into the nodes and edges that Grafana's node graph reads."""
+    """Return the transformations that turn two tables into the nodes and edges that Grafana's node graph reads.
+
+    It looks for fields by their names, which a renaming leaves as they are: labels must have those names already, and
+    what is not a label is calculated under its name.
+    """
     nodes, edges = {"id": "byRefId", "options": "nodes"}, {"id": "byRefId", "options": "edges"}
     score, probability = "Value #nodes", "Value #edges"
 
-    def arc(name: str, left: str, operator: str, right: str) -> dict[str, Any]:
+    def calculated(frame: dict[str, Any], name: str, left: str, operator: str, right: str) -> dict[str, Any]:
         return {
             "id": "calculateField",
-            "filter": nodes,
+            "filter": frame,
             "options": {
                 "alias": name,
                 "mode": "binary",
@@ -66,32 +72,25 @@ def _graph() -> list[dict[str, Any]]:
         }
 
     return [
+        calculated(nodes, "mainstat", score, "*", "1"),
         # The circle around a node: red for the part that it is the cause, green for the rest.
-        arc("arc__cause", score, "*", "1"),
-        arc("arc__other", "1", "-", score),
-        chosen(
-            {
-                "id": "id",
-                "title": "title",
-                "kind": "subtitle",
-                "role": "detail__role",
-                score: "mainstat",
-                "arc__cause": "arc__cause",
-                "arc__other": "arc__other",
-            }
-        )
-        | {"filter": nodes},
-        chosen(
-            {
-                "id": "id",
-                "source": "source",
-                "target": "target",
-                "relation": "secondarystat",
-                probability: "mainstat",
-            }
-        )
-        | {"filter": edges},
+        calculated(nodes, "arc__cause", score, "*", "1"),
+        calculated(nodes, "arc__other", "1", "-", score),
+        calculated(edges, "mainstat", probability, "*", "1"),
+        _only("id", "title", "subtitle", "detail__role", "mainstat", "arc__cause", "arc__other") | {"filter": nodes},
+        _only("id", "source", "target", "secondarystat", "mainstat") | {"filter": edges},
     ]
+
+
+def _only(*names: str) -> dict[str, Any]:
+    return chosen({name: name for name in names})
+
+
+def _also(expr: str, **labels: str) -> str:
+    """Return ``expr`` with labels that are copies of others: ``name="of which"``."""
+    for name, source in labels.items():
+        expr = f'label_replace({expr}, "{name}", "$1", "{source}", "(.*)")'
+    return expr
 
 
 def _operand(value: str) -> dict[str, Any]:
@@ -164,14 +163,14 @@ def board() -> Any:
                 " from the one that suffers to the one that it depends on, with the probability that the fault came"
                 " along"
                 " it.",
+                rows(_also(_NODES, id="node", title="node", subtitle="kind", detail__role="role"), ref="nodes"),
+                # An edge to a node that is not there would make the panel an error.
                 rows(
-                    "label_replace(label_replace(max by (node, kind, role) (rca_incident_node_score_ratio"
-                    f'{{{INCIDENT}}}), "id", "$1", "node", "(.*)"), "title", "$1", "node", "(.*)")',
-                    ref="nodes",
-                ),
-                rows(
-                    "label_join(max by (source, target, relation) (rca_incident_edge_probability_ratio"
-                    f'{{{INCIDENT}}}), "id", " to ", "source", "target")',
+                    _also(
+                        f"label_join({_EDGES} and on (source) {_also(_NODES, source='node')}"
+                        f' and on (target) {_also(_NODES, target="node")}, "id", " to ", "source", "target")',
+                        secondarystat="relation",
+                    ),
                     ref="edges",
                 ),
                 _graph(),
@@ -181,11 +180,7 @@ def board() -> Any:
             table(
                 "Suspects",
                 "How probable it is that each one is the root cause. The link opens the board of a service.",
-                [
-                    rows(
-                        f"sort_desc(max by (node, kind, role) (rca_incident_node_score_ratio{{{INCIDENT}}}))",
-                    )
-                ],
+                [rows(f"sort_desc({_NODES})")],
                 {"node": "Node", "kind": "Kind", "role": "Role", "Value": "Root cause"},
                 width=10,
                 height=8,
@@ -199,12 +194,7 @@ def board() -> Any:
             table(
                 "The way of the fault",
                 "Dependencies and the probability that the fault came along each.",
-                [
-                    rows(
-                        f"sort_desc(max by (source, target, relation)"
-                        f" (rca_incident_edge_probability_ratio{{{INCIDENT}}}))",
-                    )
-                ],
+                [rows(f"sort_desc({_EDGES})")],
                 {"source": "Suffers", "relation": "Depends by", "target": "Came from", "Value": "Probability"},
                 width=10,
                 height=7,
@@ -237,6 +227,7 @@ def board() -> Any:
                     "Value #C": "At most",
                 },
                 unit="percentunit",
+                decimals=1,
                 sort="Improves by",
                 no_value="not computed",
                 overrides=[gauge_column("Improves by", "percentunit", ((None, BLUE),), min=0, max=1)],

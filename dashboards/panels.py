@@ -50,7 +50,7 @@ VIOLATIONS: Final[Mapping[str, tuple[str, str]]] = {
 BASES: Final[Mapping[str, str]] = {
     Basis.HELD: "held what the victim needs",
     Basis.STARTED: "started while the victim waited",
-    Basis.DOMINATED: "took enough for the victim's whole demand",
+    Basis.DOMINATED: "took all that the victim needs",
 }
 
 STATES: Final[Mapping[str, tuple[str, str]]] = {
@@ -69,6 +69,8 @@ BLOCKED_SECONDS: Final[Steps] = ((None, GREEN), (1, YELLOW), (300, ORANGE), (180
 #: Of a ratio of which less is better.
 LOW_RATIO: Final[Steps] = ((None, GREEN), (0.3, YELLOW), (0.5, ORANGE), (0.7, RED))
 NEUTRAL: Final[Steps] = ((None, BLUE),)
+#: For a name whose value is what its bearer took; 0 is that of nobody.
+SOMEBODY: Final[Steps] = ((None, GREEN), (0.001, ORANGE))
 
 
 @_attrs
@@ -210,6 +212,8 @@ def violation_column(name: str = "Violation") -> Json:
 
 def gauge_column(name: str, unit: str, steps: Steps = NEUTRAL, **properties: Any) -> Json:
     """Return the override for a table's column of numbers that are drawn as bars."""
+    if unit == "percentunit":
+        properties = {"decimals": 1} | properties
     return column(
         name,
         unit=unit,
@@ -230,6 +234,11 @@ def coloured_column(name: str, unit: str, steps: Steps, **properties: Any) -> Js
         custom__cellOptions={"type": "color-background", "mode": "basic"},
         **properties,
     )
+
+
+def reason_column() -> Json:
+    """Return the override for a table's column that says how strong the case for an inversion is."""
+    return column("Because it", mappings=texts(BASES), custom__width=215)
 
 
 # --- links
@@ -383,11 +392,13 @@ def timeseries(
     legend_table: bool = False,
     steady: bool = False,
     rare: bool = False,
+    least_maximum: float | None = None,
     no_value: str = "none seen",
 ) -> Visual:
     """Return curves over time. ``steps`` are drawn behind them; ``steady`` is for values that hold until the next.
 
     ``rare`` is for rates of what happens every few minutes: with the shortest windows most of them would have none.
+    ``least_maximum`` is where the axis ends at least: that of a curve which is always 0 would go to 100.
     """
     return _visual(
         "timeseries",
@@ -406,6 +417,7 @@ def timeseries(
         custom={
             "axisLabel": "",
             "axisPlacement": "auto",
+            **({} if least_maximum is None else {"axisSoftMax": least_maximum}),
             "drawStyle": "line",
             "fillOpacity": 30 if stacked else 8,
             "gradientMode": "none",
@@ -496,7 +508,8 @@ def chosen(columns: Mapping[str, str]) -> Json:
     }
 
 
-_EMPTY_CELL: Final[Json] = {
+#: Maps nothing to a dash without a colour.
+EMPTY_CELL: Final[Json] = {
     "type": "special",
     "options": {"match": "null", "result": {"color": "transparent", "index": 0, "text": "–"}},
 }
@@ -516,6 +529,8 @@ def matrix(
     links: Sequence[Json],
     row_links: Sequence[Json] = (),
     order: Sequence[str] = tuple(PRIORITY_COLOURS),
+    worst_first: bool = True,
+    heading_width: int = 160,
     width: int = 12,
     height: int = 10,
     decimals: int | None = None,
@@ -524,6 +539,7 @@ def matrix(
     """Return a table with a row for each label ``row``, a column for each label ``by``, and coloured, linked cells.
 
     ``cells`` is a regular expression for the names of the columns that hold values. ``heading`` names the first column.
+    Rows with the largest values come first, or (not ``worst_first``) are in the order of their names.
     The links of a cell belong in an override by regular expression: Grafana gives those the name of the column.
     """
     corner = f"{row}\\{by}"
@@ -546,7 +562,13 @@ def matrix(
         },
         options={"cellHeight": "md", "showHeader": True, "sortBy": []},
         transformations=[
-            {"id": "sortBy", "options": {"fields": {}, "sort": [{"desc": True, "field": "Value"}]}},
+            {
+                "id": "sortBy",
+                "options": {
+                    "fields": {},
+                    "sort": [{"desc": worst_first, "field": "Value" if worst_first else row}],
+                },
+            },
             {
                 "id": "groupingToMatrix",
                 "options": {"columnField": by, "rowField": row, "valueField": "Value", "emptyValue": "null"},
@@ -566,11 +588,12 @@ def matrix(
                 heading,
                 custom__align="left",
                 custom__cellOptions={"type": "auto"},
-                custom__minWidth=160,
+                # Not a least width: the cells would then be pushed out of the panel.
+                custom__width=heading_width,
                 **({"links": list(row_links)} if row_links else {}),
             ),
             # An empty cell is not the same as an empty matrix.
-            override("byRegexp", cells, links=list(links), noValue="–", mappings=[_EMPTY_CELL]),
+            override("byRegexp", cells, links=list(links), noValue="–", mappings=[EMPTY_CELL]),
         ],
     )
 

@@ -7,7 +7,6 @@ from typing import Any
 from dashboards import foreign, frame
 from dashboards.frame import CLUSTER, CLUSTER_OR_NONE, POD
 from dashboards.panels import (
-    BASES,
     BLOCKED_SECONDS,
     GREEN,
     LOW_RATIO,
@@ -24,6 +23,7 @@ from dashboards.panels import (
     pod_link,
     priority_column,
     query,
+    reason_column,
     rows,
     series_label,
     service_link,
@@ -66,7 +66,7 @@ def board() -> Any:
         "One pod or Slurm job, or several: state over time, who blocks it, its GPUs and memory, and other"
         " explanations.",
         [
-            "$pod now",
+            "Now: $pod",
             stat(
                 "State",
                 "Waiting and violations are from the scheduler, running from the processes on the GPUs. A workload that"
@@ -140,6 +140,7 @@ def board() -> Any:
                     for kind in _LASTING
                 ],
                 unit="s",
+                width=8,
             ),
             table(
                 "Blocked by",
@@ -158,10 +159,11 @@ def board() -> Any:
                     "basis": "Because it",
                     "Value": "GPU-hours taken",
                 },
+                width=16,
                 sort="GPU-hours taken",
                 overrides=[
                     priority_column("Its priority"),
-                    column("Because it", mappings=texts(BASES)),
+                    reason_column(),
                     gauge_column("GPU-hours taken", "suffix: GPU·h", ((None, ORANGE),), decimals=2, min=0),
                     column("Blocked by", links=[service_link(cell("Blocked by"))]),
                     column("Its pod or job", links=[pod_link(cell("Its pod or job"))]),

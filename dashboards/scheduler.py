@@ -201,9 +201,11 @@ def board() -> Any:
                 "winner_priority_level",
                 "victim_priority_level",
                 heading="Winner",
+                heading_width=100,
+                worst_first=False,
                 unit="none",
                 decimals=0,
-                steps=((None, "blue"),),
+                steps=((None, "transparent"), (0.5, "blue")),
                 cells=r"^(P\d|unknown|overflow)",
                 links=[
                     link(
@@ -240,6 +242,7 @@ def board() -> Any:
                     )
                 ],
                 unit="suffix: /h",
+                least_maximum=1,
                 rare=True,
                 width=8,
                 overrides=named(

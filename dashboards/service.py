@@ -8,11 +8,11 @@ from dashboards import foreign, frame
 from dashboards.frame import CLUSTER, PRIORITY, QUEUE, SERVICE
 from dashboards.panels import (
     ANY_IS_BAD,
-    BASES,
     BLOCKED_SECONDS,
     KEEP,
     NEUTRAL,
     ORANGE,
+    SOMEBODY,
     VIOLATIONS,
     board_url,
     cell,
@@ -25,12 +25,12 @@ from dashboards.panels import (
     priority_column,
     priority_series,
     query,
+    reason_column,
     rows,
     series_label,
     service_link,
     stat,
     table,
-    texts,
     timeseries,
     violation_column,
 )
@@ -58,7 +58,7 @@ def board() -> Any:
         "One service or several: their violations, the waits of their queues, who blocks them, and which pods suffer"
         " most.",
         [
-            "$service at $priority now",
+            "Now: $service, $priority",
             stat(
                 "Blocked",
                 "Workloads of the service that wait longer than they were promised.",
@@ -79,7 +79,7 @@ def board() -> Any:
                 blocked_by(_OWN),
                 legend="{{culprit_service}}",
                 show="name",
-                steps=((None, ORANGE),),
+                steps=SOMEBODY,
                 no_value="not known",
                 links=[link("Open the service", board_url(Board.SERVICE, service=series_label("culprit_service")))],
             ),
@@ -159,8 +159,8 @@ def board() -> Any:
                     priority_column(),
                     violation_column(),
                     priority_column("Its priority"),
-                    column("Because it", mappings=texts(BASES), custom__width=270),
-                    coloured_column("Blocked for", "s", BLOCKED_SECONDS, custom__width=140),
+                    reason_column(),
+                    coloured_column("Blocked for", "s", BLOCKED_SECONDS, custom__width=110),
                     column("Pod or job", links=[pod_link(cell("Pod or job"), cell("Service"))]),
                     column("Blocked by", links=[service_link(cell("Blocked by"))]),
                     column("Its pod or job", links=[pod_link(cell("Its pod or job"))]),
@@ -230,15 +230,16 @@ def board() -> Any:
             ),
             timeseries(
                 "Wait so far, by pod or job",
-                "The ten workloads of the service that wait longest.",
+                "The five workloads of the service that wait longest at the end of the time range.",
                 [
                     query(
-                        "topk(10, max by (workload, service, priority_level)"
-                        f" (priority_workload_waiting_seconds{{{_WAITS}}}))",
-                        "{{service}} {{priority_level}} {{workload}}",
+                        # The same five at every moment.
+                        f"{_wait()} and topk(5, {_wait(' @ end()')})",
+                        "{{priority_level}} {{workload}}",
                     )
                 ],
                 unit="s",
+                no_value="nothing waits",
                 width=8,
                 links=[pod_link(series_label("workload"), series_label("service"))],
             ),
@@ -247,3 +248,7 @@ def board() -> Any:
         ],
         variables=[frame.service(), frame.priority()],
     )
+
+
+def _wait(at: str = "") -> str:
+    return f"max by (workload, service, priority_level) (priority_workload_waiting_seconds{{{_WAITS}}}{at})"

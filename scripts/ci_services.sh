@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Install what tests start on loopback (Debian or Ubuntu, as root): Slurm with slurmrestd and tokens, munge, Prometheus
-# with promtool and Alertmanager, VictoriaMetrics with vmalert, Node.js with npm, and a C compiler. Nothing is started or enabled here. Quick where all of them are there.
+# with promtool and Alertmanager, VictoriaMetrics with vmalert, Node.js with npm, Chromium, and a C compiler. Nothing is
+# started or enabled here. Quick where all of them are there.
 set -euo pipefail
 
 PATH=$PATH:/usr/sbin:/usr/local/sbin:/sbin
@@ -19,6 +20,7 @@ need vmalert victoria-metrics
 need gcc gcc
 need node nodejs
 need npm npm
+need chromium chromium
 [ -e /usr/include/stdio.h ] || packages+=(libc6-dev)
 # These have no command: JSON and scheduling plugins, and those for tokens.
 for name in slurm-wlm-basic-plugins slurm-wlm-jwt-plugin; do

@@ -33,7 +33,8 @@ class Asked:
 def interpolate(expr: str, interval: str = "", values: Mapping[str, str] = VALUES) -> str:
     """Fill in the variables of a query, of a panel with the shortest interval ``interval``."""
     expr = expr.replace("$__rate_interval", RATE_INTERVALS.get(interval, RATE_INTERVAL)).replace("$__range", "3600s")
-    return re.sub(r"\$(\w+)", lambda match: values.get(match[1], ".*"), expr)
+    # Not the $1 of label_replace.
+    return re.sub(r"\$([a-zA-Z_]\w*)", lambda match: values.get(match[1], ".*"), expr)
 
 
 def asked(board: Mapping[str, Any]) -> Iterator[Asked]:
@@ -50,10 +51,13 @@ def asked(board: Mapping[str, Any]) -> Iterator[Asked]:
 def columns(panel: Mapping[str, Any]) -> set[str]:
     """Return the labels that the transformations of a panel read."""
     found: set[str] = set()
+    calculated: set[str] = set()
     for step in panel.get("transformations", ()):
         options = step["options"]
+        if step["id"] == "calculateField":
+            calculated.add(options["alias"])
         if step["id"] == "organize":
             found |= set(options["includeByName"])
         elif step["id"] == "groupingToMatrix":
             found |= {options["columnField"], options["rowField"]}
-    return {name for name in found if not name.startswith(("Value", "arc__"))}
+    return {name for name in found - calculated if not name.startswith("Value")}

@@ -104,7 +104,9 @@ def test_a_cluster_without_cluster_label_is_shown_too(demo: Prometheus, tmp_path
         f"scrape_configs: [{{ job_name: bare, static_configs: [{{ targets: ['{exporter}'] }}], "
         "metric_relabel_configs: [{ action: labeldrop, regex: cluster }] }]\n"
     )
-    now = [query for query in ASKED if query.instant and "priority_workload" in query.expr and "rate(" not in query.expr]
+    now = [
+        query for query in ASKED if query.instant and "priority_workload" in query.expr and "rate(" not in query.expr
+    ]
     with prometheus(tmp_path, scrapes) as bare:
         wait_for(lambda: bare.query("priority_workloads"), "the first scrape")
         assert bare.get("label/cluster/values") == []

@@ -250,7 +250,8 @@ def _serving(handler: type[http.server.BaseHTTPRequestHandler], address: str) ->
 def _answers(server: Prometheus) -> bool:
     try:
         return bool(server.query("vector(1)"))
-    except OSError:
+    except (OSError, ValueError):
+        # While it reads its blocks it answers 503, in plain text.
         return False
 
 

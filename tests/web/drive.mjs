@@ -1,18 +1,18 @@
 // Looks at every board in Chromium, and clicks from Fleet to a pod; prints what was seen as JSON.
 //
-//   node drive.mjs BASE_URL FOLDER_FOR_SCREENSHOTS UID...
+//   node drive.mjs CHROMIUM BASE_URL FOLDER_FOR_SCREENSHOTS UID...
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { chromium } from 'playwright-core';
 
-const [base, folder, ...uids] = process.argv.slice(2);
+const [executablePath, base, folder, ...uids] = process.argv.slice(2);
 const SIZE = { width: 1440, height: 900 };
 const MATRIX = 'Time in violation by service and priority';
 const PODS = 'Pods and jobs with the longest violations';
 
 mkdirSync(folder, { recursive: true });
 const browser = await chromium.launch({
-  executablePath: process.env.CHROMIUM ?? '/usr/bin/chromium',
+  executablePath,
   // Chromium refuses a sandbox as root; the pages are our own.
   args: ['--no-sandbox', '--disable-gpu'],
 });
@@ -32,7 +32,13 @@ async function settled(page) {
   await page.waitForFunction(
     (quiet) => {
       const panels = window.panelStates?.() ?? [];
-      const done = panels.length > 0 && panels.every((panel) => panel.done);
+      const drawn = ({ key }) => {
+        const element = document.querySelector(`[data-viz-panel-key="${key}"]`);
+        // More than its title.
+        const content = element?.querySelector('canvas, [role="grid"], [data-empty]');
+        return Boolean(content) || (element?.innerText.trim().split('\n').length ?? 0) > 1;
+      };
+      const done = panels.length > 0 && panels.every((panel) => panel.done && drawn(panel));
       // A variable that is looked up again makes panels ask again.
       window.doneSince = done ? (window.doneSince ?? performance.now()) : undefined;
       return done && performance.now() - window.doneSince > quiet;
@@ -68,9 +74,8 @@ async function see({ page, errors }, name) {
     name,
     url: page.url(),
     heading: await page.locator('h1').innerText(),
-    variables: await page.evaluate(() =>
-      [...document.querySelectorAll('[data-testid^="data-testid template variable"]')].map((e) => e.innerText),
-    ),
+    text: await page.locator('main').innerText(),
+    background: await page.evaluate(() => getComputedStyle(document.body).backgroundColor),
     unsupported: await page.locator('[data-unsupported]').allInnerTexts(),
     errors: [...errors],
     screenshot: path,

@@ -1,5 +1,5 @@
 /** What a test asks the page about its panels: whether they are done, how many rows came, what went wrong. */
-import { LoadingState } from '@grafana/data';
+import { type DataFrame, LoadingState } from '@grafana/data';
 import { type EmbeddedScene, SceneQueryRunner, VizPanel, sceneGraph } from '@grafana/scenes';
 
 import { isDrawn } from './panels';
@@ -14,6 +14,8 @@ export interface PanelState {
   /** Rows that the queries gave, before transformations. */
   rows: number;
   error: string;
+  /** Columns by name of each frame, for a panel that is not drawn: what its drawing would look for. */
+  frames: Array<Record<string, unknown[]>>;
 }
 
 export function panelStates(scene: EmbeddedScene | undefined): PanelState[] {
@@ -31,8 +33,17 @@ export function panelStates(scene: EmbeddedScene | undefined): PanelState[] {
       done: !runner || data?.state === LoadingState.Done || data?.state === LoadingState.Error,
       rows: data?.series.reduce((sum, frame) => sum + frame.length, 0) ?? 0,
       error: failed,
+      frames: isDrawn(panel.state.pluginId) ? [] : transformed(panel).map(columns),
     };
   });
+}
+
+function transformed(panel: VizPanel): DataFrame[] {
+  return sceneGraph.getData(panel).state.data?.series ?? [];
+}
+
+function columns({ fields }: DataFrame): Record<string, unknown[]> {
+  return Object.fromEntries(fields.map(({ name, values }) => [name, values]));
 }
 
 declare global {
