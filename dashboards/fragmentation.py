@@ -7,7 +7,6 @@ from typing import Any
 from dashboards import frame
 from dashboards.frame import CLUSTER, CLUSTER_OR_NONE
 from dashboards.panels import (
-    EMPTY_CELL,
     GREEN,
     LOW_RATIO,
     NEUTRAL,
@@ -119,14 +118,19 @@ def board() -> Any:
                 descending=False,
                 decimals=0,
                 overrides=[
-                    column("Fragmentation from", custom__width=150),
+                    column("Fragmentation from", custom__width=165),
                     # No bar: one that is empty looks like 0 %.
                     column(
                         "Succeeded",
                         unit="percent",
                         decimals=1,
                         thresholds=thresholds(((None, "red"), (50, ORANGE), (90, GREEN))),
-                        mappings=[EMPTY_CELL],
+                        mappings=[
+                            {
+                                "type": "special",
+                                "options": {"match": "null", "result": {"text": "none seen", "color": "text"}},
+                            }
+                        ],
                         custom__cellOptions={"type": "color-text"},
                     ),
                     column("Mean wait", unit="s", decimals=1),

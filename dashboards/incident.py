@@ -39,7 +39,8 @@ _EDGES = f"max by (source, target, relation) (rca_incident_edge_probability_rati
 _ROLES = {
     "cause": ("first cause", RED),
     "candidate": ("candidate", ORANGE),
-    "path": ("on the path", YELLOW),
+    # Plain yellow cannot be read on white.
+    "path": ("on the path", "dark-yellow"),
     "victim": ("victim", BLUE),
     "neighbour": ("neighbour", "text"),
 }

@@ -508,8 +508,7 @@ def chosen(columns: Mapping[str, str]) -> Json:
     }
 
 
-#: Maps nothing to a dash without a colour.
-EMPTY_CELL: Final[Json] = {
+_EMPTY_CELL: Final[Json] = {
     "type": "special",
     "options": {"match": "null", "result": {"color": "transparent", "index": 0, "text": "–"}},
 }
@@ -593,7 +592,7 @@ def matrix(
                 **({"links": list(row_links)} if row_links else {}),
             ),
             # An empty cell is not the same as an empty matrix.
-            override("byRegexp", cells, links=list(links), noValue="–", mappings=[EMPTY_CELL]),
+            override("byRegexp", cells, links=list(links), noValue="–", mappings=[_EMPTY_CELL]),
         ],
     )
 

@@ -141,7 +141,8 @@ def board() -> Any:
                 overrides=[
                     priority_column(),
                     violation_column(),
-                    coloured_column("Lasts for", "s", BLOCKED_SECONDS, custom__width=120),
+                    coloured_column("Lasts for", "s", BLOCKED_SECONDS, custom__width=105),
+                    column("Service", custom__width=130),
                     column("Pod or job", links=[pod_link(cell("Pod or job"), cell("Service"))]),
                 ],
             ),
