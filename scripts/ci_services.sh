@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Install what tests start on loopback (Debian or Ubuntu, as root): Slurm with slurmrestd and tokens, munge, Prometheus
-# with promtool and Alertmanager, VictoriaMetrics with vmalert, Node.js with npm, Chromium, and a C compiler. Nothing is
-# started or enabled here. Quick where all of them are there.
+# with promtool, Alertmanager with amtool, VictoriaMetrics with vmalert, PostgreSQL, Node.js with npm, Chromium, and a C
+# compiler. Nothing is started or enabled here. Quick where all of them are there.
 set -euo pipefail
 
 PATH=$PATH:/usr/sbin:/usr/local/sbin:/sbin
@@ -15,6 +15,7 @@ need munged munge
 need prometheus prometheus
 need promtool prometheus
 need prometheus-alertmanager prometheus-alertmanager
+need amtool prometheus-alertmanager
 need victoria-metrics victoria-metrics
 need vmalert victoria-metrics
 need gcc gcc
@@ -22,6 +23,8 @@ need node nodejs
 need npm npm
 need chromium chromium
 [ -e /usr/include/stdio.h ] || packages+=(libc6-dev)
+# Its programs are in a folder of their own.
+compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || packages+=(postgresql)
 # These have no command: JSON and scheduling plugins, and those for tokens.
 for name in slurm-wlm-basic-plugins slurm-wlm-jwt-plugin; do
     dpkg-query -W -f '${Status}' "$name" 2>/dev/null | grep -q 'ok installed' || packages+=("$name")
@@ -45,6 +48,10 @@ if [ ! -e "$policy" ]; then
     chmod +x "$policy"
     trap 'rm -f "$policy"' EXIT
 fi
+
+# Nor is a database cluster made, which nobody would use.
+mkdir -p /etc/postgresql-common/createcluster.d
+echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.d/none.conf
 
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq

@@ -32,7 +32,7 @@ DEFAULTS = {
 
 @pytest.mark.parametrize("name", sorted(DEFAULTS))
 def test_generated_files_are_in_step(name: str) -> None:
-    # `rca alerts build --out alerts/generated`, and the same with `--format crd`, write them.
+    # scripts/generate_alerts.py writes them.
     assert (GENERATED / name).read_text() == DEFAULTS[name]
     assert {path.name for path in GENERATED.iterdir()} == set(DEFAULTS)
 

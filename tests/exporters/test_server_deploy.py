@@ -10,11 +10,15 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from alerts import routing
+from alerts.build import HEADER, data, dump, rule_groups
+from alerts.model import JOBS, SERVE_JOB, Options
 from cli.exporter import PORTS, app
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -206,6 +210,80 @@ def test_mistakes_in_values_are_refused(values: Manifest) -> None:
         render(values)
 
 
+# --- rca serve and the rules
+
+SERVE = {"serve": {"enabled": True, "prometheusUrl": "http://prom:9090", "token": {"existingSecret": "rca"}}}
+SERVE_PORT = urlsplit(routing.SERVE_URL).port
+
+
+def test_the_incident_server_keeps_its_store_on_a_volume_and_its_token_in_a_secret() -> None:
+    manifests = render(SERVE)
+    found = container(one(manifests, "Deployment", "serve"))
+    assert found["args"][:2] == ["serve", f"--listen=:{SERVE_PORT}"]
+    assert "--prometheus=http://prom:9090" in found["args"]
+    assert "--token-file=/etc/prioscope/token/token" in found["args"]
+    (store,) = found["env"]
+    folder = "/" + store["value"].removeprefix("sqlite:////").rsplit("/", 1)[0]
+    pod = one(manifests, "Deployment", "serve")["spec"]["template"]["spec"]
+    mounts = {item["mountPath"]: item["name"] for item in found["volumeMounts"]}
+    volumes = {item["name"]: item for item in pod["volumes"]}
+    assert set(mounts.values()) == set(volumes)
+    claim = one(manifests, "PersistentVolumeClaim")
+    assert volumes[mounts[folder]]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert volumes[mounts["/etc/prioscope/token"]]["secret"]["secretName"] == "rca"
+    assert found["securityContext"]["readOnlyRootFilesystem"] is True
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["automountServiceAccountToken"] is False
+    service = one(manifests, "Service", "serve")
+    assert service["spec"]["ports"] == [{"name": "metrics", "port": SERVE_PORT, "targetPort": "metrics"}]
+    labels = one(manifests, "Deployment", "serve")["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+
+
+def test_several_incident_servers_need_postgresql() -> None:
+    alone = render({"serve": {**SERVE["serve"], "replicas": 3}})
+    assert one(alone, "Deployment", "serve")["spec"]["replicas"] == 1
+    assert one(alone, "Deployment", "serve")["spec"]["strategy"] == {"type": "Recreate"}
+    values = {**SERVE["serve"], "replicas": 3, "store": {"existingSecret": "pg"}, "persistence": {"enabled": False}}
+    shared = render({"serve": values})
+    assert one(shared, "Deployment", "serve")["spec"]["replicas"] == 3
+    (store,) = container(one(shared, "Deployment", "serve"))["env"]
+    assert store["valueFrom"]["secretKeyRef"] == {"name": "pg", "key": "url"}
+    assert not [item for item in shared if item["kind"] == "PersistentVolumeClaim"]
+
+
+def test_an_incident_server_without_a_token_is_refused() -> None:
+    with pytest.raises(Exception, match="bearer token"):
+        render({"serve": {"enabled": True}})
+
+
+def test_jobs_have_the_names_that_the_alerts_ask_for() -> None:
+    manifests = render({**SERVE, "serviceMonitor": {"enabled": True}})
+    monitors = [item for item in manifests if item["kind"] == "ServiceMonitor"]
+    jobs = {
+        rule["replacement"]
+        for item in monitors
+        for endpoint in item["spec"]["endpoints"]
+        for rule in endpoint["relabelings"]
+        if rule["targetLabel"] == "job"
+    }
+    assert jobs == {"prioscope-kubernetes", "prioscope-gpu", SERVE_JOB}
+    assert all(re.fullmatch(JOBS, job) for job in jobs)
+    services = [item["metadata"]["labels"] for item in manifests if item["kind"] == "Service"]
+    for item in monitors:
+        wanted = item["spec"]["selector"]["matchLabels"].items()
+        assert len([labels for labels in services if wanted <= labels.items()]) == 1
+
+
+def test_the_chart_has_the_generated_rules() -> None:
+    rule = one(render({"prometheusRule": {"enabled": True, "labels": {"release": "prom"}}}), "PrometheusRule")
+    assert rule["spec"]["groups"] == [data(group, Options()) for group in rule_groups()]
+    assert rule["metadata"]["labels"]["release"] == "prom"
+    expected = HEADER + dump({"groups": rule["spec"]["groups"]})
+    assert (CHART / "files" / "rules.yaml").read_text() == expected
+
+
 # --- the rest of deploy/
 
 
@@ -276,8 +354,9 @@ def test_the_image_has_what_the_package_needs() -> None:
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())
     assert copied == set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
     assert re.search(r"^USER \d+", text, re.MULTILINE), "not root"
-    assert {int(port) for line in re.findall(r"^EXPOSE (.*)$", text, re.MULTILINE) for port in line.split()} == set(
-        PORTS.values()
-    )
+    assert {int(port) for line in re.findall(r"^EXPOSE (.*)$", text, re.MULTILINE) for port in line.split()} == {
+        *PORTS.values(),
+        SERVE_PORT,
+    }
     ignored = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().split()
     assert all(f"!{name}" in ignored for name in copied)
