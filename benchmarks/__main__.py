@@ -1,4 +1,4 @@
-"""Command line of the benchmarks: ``python -m benchmarks rca|simulated|startup``."""
+"""Command line of the benchmarks: ``python -m benchmarks rca|simulated|startup|replay``."""
 
 from __future__ import annotations
 
@@ -101,6 +101,39 @@ def startup(
     found = timing.measure(runs=runs, console=Console(stderr=True))
     if _emit(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n", save, output):
         timing.print_timings(found, _console())
+
+
+@app.command()
+def replay(
+    what: Annotated[str, typer.Argument(help="By commas: fgd, orderings, speed.")] = "fgd,orderings,speed",
+    pods: Annotated[str, typer.Option(help="FGD's pod lists, by commas.")] = "default,gpushare100,multigpu50",
+    seeds: Annotated[int, typer.Option(min=1, max=10, help="How many of FGD's ten seeds.")] = 10,
+    workers: Annotated[int, typer.Option(min=1, help="Processes for FGD's table.")] = 1,
+    output: _OUTPUT = Format.TEXT,
+    save: _SAVE = None,
+) -> None:
+    """Replay: FGD's published table, published orderings, speed."""
+    from benchmarks.replay import fgd, orderings, speed
+
+    chosen = _split(what)
+    unknown = [name for name in chosen if name not in ("fgd", "orderings", "speed")]
+    if unknown:
+        raise NotFoundError(f"no replay benchmark {unknown[0]!r}", cure="choose from fgd, orderings, speed")
+    found: dict[str, object] = {}
+    console = _console()
+    if "fgd" in chosen:
+        found["fgd"] = cells = fgd.table(_split(pods), fgd.SEEDS[:seeds], workers)
+        if output is Format.TEXT:
+            fgd.print_table(cells, console)
+    if "orderings" in chosen:
+        found["orderings"] = blocks = orderings.run()
+        if output is Format.TEXT:
+            orderings.print_blocks(blocks, console)
+    if "speed" in chosen:
+        found["speed"] = speeds = speed.measure()
+        if output is Format.TEXT:
+            speed.print_speed(speeds, console)
+    _emit(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n", save, output)
 
 
 def main() -> None:

@@ -442,11 +442,31 @@ class _Run:
         state.queue_key[: len(ordered)] = state.key[ordered]
         state.queue_token[: len(ordered)] = state.token[ordered]
         state.i[[kernel.HEAD, kernel.TAIL]] = 0, len(ordered)
+        self._leave(view, rows, functions)
         opened = self.policy.open_nodes(view)
         if opened is not None and not np.array_equal(opened, state.open):
             state.open[:] = opened
             functions["refresh"](problem, state)
             state.i[kernel.CHANGED] = 1
+
+    def _leave(self, view: View, rows: Ints, functions: dict[str, Any]) -> None:
+        """Take over when workloads give up waiting, if the policy decides on that."""
+        asked = self.policy.leave_at(view, rows)
+        if asked is None:
+            return
+        times = np.asarray(asked, np.float64)
+        if times.shape != rows.shape or np.isnan(times).any():
+            raise InvalidInputError(
+                f"policy {self.policy.name}: leave_at must give a time for each of {len(rows)} rows"
+            )
+        size = len(self.trace.workloads)
+        for position, row in enumerate(rows.tolist()):
+            moment = max(float(times[position]), view.now)
+            if self.state.cancel[row] != moment:
+                self.state.cancel[row] = moment
+                # What has not arrived yet gets its entry on arrival.
+                if position < len(view.waiting) and moment < np.inf:
+                    functions["push"](self.problem, self.state, moment, size + row)
 
     def _place(self, workload: int) -> None:
         view = self._view()

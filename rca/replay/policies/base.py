@@ -125,6 +125,13 @@ class Policy:
         """Return the running workloads to stop so that ``workload`` fits; empty for none."""
         return np.zeros(0, np.int64)
 
+    def leave_at(self, view: View, rows: Ints) -> Floats | None:  # noqa: ARG002
+        """Return when the given workloads give up waiting (inf: never), one time a row; None: as the trace says.
+
+        Asked whenever `order` is; a time that has passed lets the workload leave unless it starts at once.
+        """
+        return None
+
     def open_nodes(self, view: View) -> Bools | None:  # noqa: ARG002
         """Return which nodes take new work, [N] (an elastic pool); None: all. Asked whenever `order` is."""
         return None

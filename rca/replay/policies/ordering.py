@@ -126,13 +126,31 @@ class SemanticDynamic(Policy):
 
 
 class Edf(Policy):
-    """Earliest deadline first (P6). A workload without a deadline gets one from its wait SLO, or comes last."""
+    """Earliest deadline first (P6). A workload without a deadline gets one from its wait SLO, or comes last.
+
+    With ``firm`` deadlines a workload leaves the queue when, by its estimate, it can no longer meet its own.
+    """
 
     name = "edf"
+    interval = 0.0
 
-    def keys(self, trace: Trace) -> Floats:
+    def __init__(self, *, firm: bool = False) -> None:
+        self.firm = firm
+
+    def order(self, view: View, rows: Ints) -> Floats:
         """Return the deadlines."""
-        return deadlines(trace.workloads)
+        return self.deadline(view, rows)
+
+    def leave_at(self, view: View, rows: Ints) -> Floats | None:
+        """Return the latest promising starts, if deadlines are firm."""
+        if not self.firm:
+            return None
+        work = view.trace.workloads
+        return np.minimum(self.deadline(view, rows) - work.estimate[rows], work.cancel[rows])
+
+    def deadline(self, view: View, rows: Ints) -> Floats:
+        """Return the absolute deadlines of ``rows`` as the policy sees them now."""
+        return deadlines(view.trace.workloads)[rows]
 
 
 def deadlines(work: Workloads) -> Floats:
@@ -144,34 +162,26 @@ def deadlines(work: Workloads) -> Floats:
 class CompensatedEdf(Edf):
     """EDF whose deadlines move with the spread of recent latencies (V8).
 
-    When a workload is first seen, its deadline is extended by 0.15 · (p95 − mean) of the last 64 latencies of its
-    service (of all services while its own has none). ``extension`` holds what was added in the last replay, [W].
+    When a workload is first seen, its deadline is extended by 0.15 · (p95 − mean) of the last 64 latencies.
+    ``extension`` holds what was added in the last replay, [W]; NaN for what was never seen.
     """
 
     name = "edf-compensated"
-    interval = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, *, firm: bool = False) -> None:
+        super().__init__(firm=firm)
         self.extension: Floats = np.zeros(0)
-        self._known: Floats = np.zeros(0)
 
     def keys(self, trace: Trace) -> Floats:
         """Start a replay: nothing is extended yet."""
         self.extension = np.full(len(trace.workloads), np.nan)
-        self._known = deadlines(trace.workloads)
-        return self._known
+        return deadlines(trace.workloads)
 
-    def order(self, view: View, rows: Ints) -> Floats:
+    def deadline(self, view: View, rows: Ints) -> Floats:
         """Return the extended deadlines."""
         new = rows[np.isnan(self.extension[rows])]
         if len(new):
-            work = view.trace.workloads
-            latency = view.end[view.finished] - work.submit[view.finished]
-            service = work.service[view.finished]
-            for row in new:
-                own = latency[service == work.service[row]]
-                sample = own if len(own) else latency
-                spread = float(np.percentile(sample, 95) - sample.mean()) if len(sample) else 0.0
-                self.extension[row] = COMPENSATION * max(0.0, spread)
-        extended: Floats = self._known[rows] + self.extension[rows]
-        return extended
+            latency = view.end[view.finished] - view.trace.workloads.submit[view.finished]
+            spread = float(np.percentile(latency, 95) - latency.mean()) if len(latency) else 0.0
+            self.extension[new] = COMPENSATION * max(0.0, spread)
+        return super().deadline(view, rows) + self.extension[rows]

@@ -109,7 +109,7 @@ def rewards(result: Result, times: Floats) -> Floats:
     return total
 
 
-def train(episodes: int = 2000, seed: int = 0, report: Callable[[str], None] = print) -> dict[str, Floats]:
+def train(episodes: int = 1600, seed: int = 0, report: Callable[[str], None] = print) -> dict[str, Floats]:
     """Train and return the actor's arrays. The same arguments give the same arrays on one machine."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
@@ -168,7 +168,7 @@ def main() -> None:
     """Train and write the weights."""
     parser = argparse.ArgumentParser(description="Train the learned replay policy.")
     parser.add_argument("--out", type=Path, required=True, help="file to write, .npz")
-    parser.add_argument("--episodes", type=int, default=2000)
+    parser.add_argument("--episodes", type=int, default=1600)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     arrays = train(arguments.episodes, arguments.seed)
