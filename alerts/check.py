@@ -50,8 +50,9 @@ def _one(path: Path) -> Check:
 
 
 def _load(path: Path) -> Any:
-    import yaml
+    from alerts.build import load_yaml
 
+    yaml = load_yaml()
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

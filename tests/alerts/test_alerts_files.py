@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +227,18 @@ def test_list_and_runbook() -> None:
     assert {row["name"] for row in rows} == {alert.name for alert in alerts()}
     assert "PrioscopeGpuLost" in runner.invoke(app, ["list"]).output
     assert runner.invoke(app, ["runbook", "gpulost"]).output == pages.page("PrioscopeGpuLost")
+
+
+def test_without_the_extra_the_cure_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert main(["alerts", "build", "--out", str(tmp_path)]) == 2
+    assert "prioscope[exporters]" in capsys.readouterr().err
+
+
+def test_vmalert_reads_the_rules_too() -> None:
+    rules = [f"-rule={GENERATED / name}" for name in ("alerts.yaml", "recording.yaml")]
+    command = [program("vmalert"), "-dryRun", *rules]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
