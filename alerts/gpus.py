@@ -62,7 +62,6 @@ def gpus(scope: Scope) -> Group:
                 hold="1m",
                 capture=True,
                 victim=_VICTIM,
-                metric="gpu_utilization_ratio",
             ),
             Alert(
                 "PrioscopeGpuMissing",
@@ -154,7 +153,6 @@ def gpus(scope: Scope) -> Group:
                 hold="5m",
                 capture=True,
                 victim=_VICTIM,
-                metric="gpu_utilization_ratio",
             ),
             Alert(
                 "PrioscopeGpuMemoryFragmented",
@@ -182,7 +180,6 @@ def gpus(scope: Scope) -> Group:
                 hold="1m",
                 capture=True,
                 victim=_VICTIM,
-                metric="gpu_memory_utilization_ratio",
             ),
             Alert(
                 "PrioscopeGpuHostCpuSaturated",
