@@ -845,6 +845,8 @@ def within_limits(p: Problem, s: State, w: int) -> bool:
         for q in range(len(p.guarantee)):
             if q != r:
                 kept += max(0.0, p.guarantee[q] - s.rank_used[q])
+        # What would never fit beside the guarantees may have them when no GPU is in use.
+        kept = min(kept, p.numbers[CAPACITY] - need)
         # A rank's own unused guarantee is its own to use, whatever others hold.
         own = p.guarantee[r] - s.rank_used[r] if r < len(p.guarantee) else 0.0
         if p.numbers[CAPACITY] - s.i[USED_MILLI] - need < kept and need > own:
