@@ -45,7 +45,8 @@ def replay(trace: Trace, policy: Policy, options: Options | None = None, typical
     workloads and nodes, so that a trace with one workload less differs by that workload alone.
 
     Args:
-        typical: the tasks by which F is measured; the trace's own demand distribution by default.
+        typical: the tasks by which F is measured; the trace's own demand distribution by default. To compare replays
+            of a trace and of a changed one, give both the same.
 
     Raises:
         InvalidInputError: a value of the trace, the options or the policy makes no sense.
@@ -432,9 +433,7 @@ class _Run:
         rows = np.concatenate([view.waiting, upcoming])
         keys = np.asarray(self.policy.order(view, rows), np.float64)
         if keys.shape != rows.shape or np.isnan(keys).any():
-            raise InvalidInputError(
-                f"policy {self.policy.name}: order must give one number for each of {len(rows)} rows"
-            )
+            raise InvalidInputError(f"policy {self.policy.name}: order must give a number for each of {len(rows)} rows")
         state.key[rows] = keys
         waiting = view.waiting
         ordered = waiting[np.lexsort((problem.uid[waiting], problem.submit[waiting], state.key[waiting]))]
