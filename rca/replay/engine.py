@@ -79,6 +79,11 @@ def _check(trace: Trace, options: Options) -> None:
                 f"{failure} is not possible", cure="name a node of the cluster, and start before end"
             )
 
+    unknown = sorted(set(options.quotas) - set(trace.workloads.tenant_names))
+    if unknown:
+        known = ", ".join(trace.workloads.tenant_names) or "none"
+        raise InvalidInputError(f"quota for {unknown[0]}, who is no tenant of the trace", cure=f"its tenants: {known}")
+
 
 def _engine(trace: Trace, options: Options) -> Engine:
     if options.engine is not Engine.AUTO:
@@ -198,7 +203,6 @@ class _Run:
         failure_time, failure_node, failure_up = _failures(options.failures)
         quota = np.array([options.quotas.get(name, -1) for name in work.tenant_names], np.int64)
         cached = policy.placement is Placement.FGD and len(cluster) * (demand.max(initial=0) + 1) <= MAX_CACHE
-        # Every member must fit; gangs are checked as single pieces, which is necessary and cheap.
         return kernel.Problem(
             gpus=cluster.gpus,
             model_bit=np.where(cluster.model >= 0, 1 << np.maximum(cluster.model, 0), 0).astype(np.int64),
@@ -227,7 +231,6 @@ class _Run:
             mix=identity_hash(work.uid, options.seed),
             uid=work.uid,
             demand=demand,
-            fits_empty=fits_empty_cluster(cluster, work, demand),
             arrivals=arrivals,
             arrival_time=ready[arrivals],
             mig_size=np.array([profile.size for profile in MIG_PROFILES], np.int64),
@@ -303,6 +306,7 @@ class _Run:
             remaining=work.duration.copy(),
             node=zeros(size) - 1,
             devices=zeros(size),
+            placeable=fits_empty_cluster(cluster, work, demand),
             slot=zeros(size),
             preemptions=zeros(size),
             lost=np.zeros(size),
@@ -375,7 +379,7 @@ class _Run:
 
     def warm(self, functions: dict[str, Any]) -> None:
         """Load or build the machine code: one call without workloads."""
-        functions["refresh"](self.problem, self.state)
+        functions["prepare"](self.problem, self.state)
         functions["advance"](self.problem, self.state)
         functions["stop_all"](self.problem, self.state, np.zeros(0, np.int64), -1)
 
@@ -383,7 +387,7 @@ class _Run:
         """Run to the end, answering the kernel."""
         problem, state = self.problem, self.state
         advance = functions["advance"]
-        functions["refresh"](problem, state)
+        functions["prepare"](problem, state)
         while (code := advance(problem, self.state)) != kernel.DONE:
             state = self.state
             if code == kernel.NEED_SPACE:

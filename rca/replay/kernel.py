@@ -104,7 +104,6 @@ class Problem(NamedTuple):
     mix: Ints
     uid: Ints
     demand: Ints
-    fits_empty: Bools
     arrivals: Ints
     arrival_time: Floats
     mig_size: Ints
@@ -138,6 +137,7 @@ class State(NamedTuple):
     remaining: Floats
     node: Ints
     devices: Ints
+    placeable: Bools
     slot: Ints
     preemptions: Ints
     lost: Floats
@@ -1226,7 +1226,7 @@ def arrive(p: Problem, s: State, w: int) -> None:
     while m >= 0:
         s.i[ARRIVED] += p.need_gpus[m] * p.milli[m]
         s.i[EVENTS] += 1
-        fine = fine and p.fits_empty[m]
+        fine = fine and s.placeable[m]
         m = p.next_member[m]
     m = w
     while m >= 0:
@@ -1342,9 +1342,22 @@ def advance(p: Problem, s: State) -> int:
 
 
 def refresh(p: Problem, s: State) -> None:
-    """Derive everything anew, at the beginning and when the set of open nodes changed."""
+    """Derive everything anew when the set of open nodes changed."""
     for n in range(len(p.gpus)):
         touch(p, s, n)
+
+
+def prepare(p: Problem, s: State) -> None:
+    """Begin: derive everything, and find the gangs that would not even fit the empty cluster together."""
+    refresh(p, s)
+    for n in range(len(p.gpus)):
+        s.copy_cpu[n] = s.free_cpu[n]
+        s.copy_memory[n] = s.free_memory[n]
+        for j in range(p.gpus[n]):
+            s.copy_free[n, j] = s.free[n, j]
+    for w in range(len(p.submit)):
+        if p.leader[w] == w and p.next_member[w] >= 0 and s.placeable[w]:
+            s.placeable[w] = fits_copy(p, s, w)
 
 
 def stop_all(p: Problem, s: State, rows: Ints, by: int) -> None:
@@ -1403,6 +1416,7 @@ _ORDER: tuple[Callable[..., Any], ...] = (
     settle,
     record,
     refresh,
+    prepare,
     stop_all,
     advance,
 )
