@@ -259,7 +259,7 @@ class _Inputs:
         from rca.telemetry.metrics_csv import read_edges, read_metrics
 
         reverse = options.pop("reverse", False)
-        units = _pairs(options.pop("units", None), "--unit")
+        units = parse_pairs(options.pop("units", None), "--unit")
         unused = dict(units)
         for path in metrics:
             # A unit may concern one of several files; none may concern no file.
@@ -557,7 +557,7 @@ def _write(
         spans=inputs.spans,
         id=id,
         title=title,
-        labels=_pairs(labels, "--label"),
+        labels=parse_pairs(labels, "--label"),
         sources=inputs.sources,
     )
     written = incident.write(out)
@@ -575,7 +575,12 @@ def _seconds(step: str | None) -> float | None:
     return parse_duration(step, "--step") if step else None
 
 
-def _pairs(items: Sequence[str] | None, option: str) -> dict[str, str]:
+def parse_pairs(items: Sequence[str] | None, option: str) -> dict[str, str]:
+    """Read ``name=value`` options.
+
+    Raises:
+        InvalidInputError: one is written differently.
+    """
     from rca.errors import InvalidInputError
 
     pairs: dict[str, str] = {}
@@ -605,4 +610,4 @@ def _progress(files: Sequence[Path]) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
-__all__ = ["app"]
+__all__ = ["app", "parse_pairs"]

@@ -20,6 +20,9 @@ from rca.errors import ExitCode, PrioscopeError
 COMMANDS: Final = {
     "explain": "cli.explain:explain",
     "demo": "cli.demo:demo",
+    "serve": "cli.serve:serve",
+    "watch": "cli.watch:watch",
+    "incidents": "cli.incidents:app",
     "incident": "cli.incident:app",
     "exporter": "cli.exporter:app",
     "dashboards": "cli.dashboards:app",

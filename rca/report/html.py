@@ -7,6 +7,8 @@ hostile name would stay text even if an escape were missed.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -23,9 +25,10 @@ def tie(text: str) -> str:
     return re.sub(r"(?<=\d) (?=[%\w])", "\u00a0", text)
 
 
-def render_html(explanation: Explanation) -> str:
-    """Return the report as one self-contained HTML document."""
-    environment = Environment(
+@cache
+def environment() -> Environment:
+    """Return the environment of all templates: it escapes every value and knows how reports write figures."""
+    found = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
@@ -33,15 +36,31 @@ def render_html(explanation: Explanation) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["tie"] = tie
-    environment.globals.update(fmt=fmt, phrases=phrases, drawing=drawing)
+    found.filters["tie"] = tie
+    found.globals.update(fmt=fmt, phrases=phrases, drawing=drawing)
+    return found
+
+
+@cache
+def stylesheet() -> str:
+    """Return the style of all pages."""
+    return (_TEMPLATES / "report.css").read_text(encoding="utf-8")
+
+
+def render_html(explanation: Explanation, links: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the report as one self-contained HTML document; ``links`` (text, address) lead to where it is served."""
     charts, charts_left_out = drawing.draw_charts(explanation)
-    return environment.get_template("report.html.j2").render(
-        e=explanation,
-        explained=explanation.verdict is Verdict.EXPLAINED,
-        graph=drawing.draw_graph(explanation),
-        charts=charts,
-        charts_left_out=charts_left_out,
-        attributions=[drawing.draw_bars(attribution) for attribution in explanation.attribution],
-        style=(_TEMPLATES / "report.css").read_text(encoding="utf-8"),
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            e=explanation,
+            explained=explanation.verdict is Verdict.EXPLAINED,
+            graph=drawing.draw_graph(explanation),
+            charts=charts,
+            charts_left_out=charts_left_out,
+            attributions=[drawing.draw_bars(attribution) for attribution in explanation.attribution],
+            links=links,
+            style=stylesheet(),
+        )
     )

@@ -22,6 +22,7 @@ from rca.store.records import (
     State,
     StoredConflict,
     StoredIncident,
+    incident_id,
 )
 
 if TYPE_CHECKING:
@@ -60,5 +61,6 @@ __all__ = [
     "StoredConflict",
     "StoredIncident",
     "default_url",
+    "incident_id",
     "open_store",
 ]

@@ -16,10 +16,11 @@ import base64
 import binascii
 import hashlib
 import socket
+import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from contextlib import contextmanager, nullcontext
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -46,6 +47,7 @@ from rca.store.records import (
     State,
     StoredConflict,
     StoredIncident,
+    incident_id,
 )
 from rca.store.schema import alerts, bundles, conflicts, explanations, identity, incidents, publications
 
@@ -76,6 +78,8 @@ class Store:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._write = engine.execution_options(write=True)
+        # SQLite has one writer; those of this process queue here, in order, and not by asking again and again.
+        self._turn = threading.Lock() if engine.dialect.name == "sqlite" else nullcontext()
         with self._reading() as connection:
             own = connection.execute(select(identity.c.id)).scalar_one()
         #: Name of this writer in version vectors: the machine, and the database, so that what was made in two
@@ -121,7 +125,7 @@ class Store:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        with spoken(self._engine), self._write.begin() as connection:
+        with spoken(self._engine), self._turn, self._write.begin() as connection:
             yield connection
 
     # --- alerts come in
@@ -168,9 +172,8 @@ class Store:
 
     def _new(self, connection: Connection, alert: Alert, now: datetime) -> tuple[StoredIncident, str]:
         name = alert.labels.get("alertname", "")
-        stamp = alert.starts_at.astimezone(UTC)
         record = StoredIncident(
-            id=f"{stamp:%Y%m%dT%H%M%S}.{stamp.microsecond // 1000:03d}Z-{alert.fingerprint}",
+            id=incident_id(alert),
             state=State.RECEIVED,
             fingerprint=alert.fingerprint,
             starts_at=alert.starts_at,
@@ -633,6 +636,11 @@ class Store:
             rows = connection.execute(select(c.state, func.count()).group_by(c.state)).all()
         found = {State(state): int(number) for state, number in rows}
         return {state: found.get(state, 0) for state in State}
+
+    def last_explained(self) -> datetime | None:
+        """Return when an incident was last explained; None: none is."""
+        with self._reading() as connection:
+            return connection.execute(select(func.max(incidents.c.explained_at))).scalar()
 
     def waiting(self) -> int:
         """Return how many incidents are not finished."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
@@ -61,6 +61,12 @@ class Alert(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     annotations: dict[str, str] = {}
     generator_url: str = ""
     receiver: str = ""
+
+
+def incident_id(alert: Alert) -> str:
+    """Return the id of the incident of ``alert``: fit for a file name and an address, and the same each time."""
+    stamp = alert.starts_at.astimezone(UTC)
+    return f"{stamp:%Y%m%dT%H%M%S}.{stamp.microsecond // 1000:03d}Z-{alert.fingerprint}"
 
 
 class StoredIncident(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
