@@ -143,8 +143,7 @@ class Store:
             waiting = self._waiting(connection)
             # Ordered, so that two servers with the same alerts wait for each other in the same order.
             for alert in sorted(received, key=lambda item: (item.fingerprint, item.starts_at)):
-                row = self._incident_of(connection, alert)
-                outcome = "repeated"
+                row, outcome = self._incident_of(connection, alert), "repeated"
                 if row is None:
                     if alert.ends_at is not None and now - alert.ends_at > RESOLVED_FRESH:
                         counts["ignored"] += 1
@@ -152,7 +151,7 @@ class Store:
                     if waiting >= capacity:
                         raise BacklogFullError(waiting, capacity)
                     row, outcome = self._new(connection, alert, now)
-                elif alert.ends_at is not None and row.ended_at is None:
+                if alert.ends_at is not None and row.ended_at is None:
                     self._end(connection, row, alert.ends_at, now)
                     outcome = "resolved"
                 self._count(connection, alert, row.id, now)
@@ -188,7 +187,7 @@ class Store:
             version=versions.advance({}, self.writer),
         )
         statement = self._insert(incidents).values(_columns(record)).on_conflict_do_nothing()
-        if connection.execute(statement).rowcount:
+        if connection.execute(statement.returning(incidents.c.id)).first() is not None:
             return record, "accepted"
         # Another server stored it between our look and our insert.
         other = self._incident_of(connection, alert)
