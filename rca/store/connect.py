@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,10 +77,10 @@ def _sqlite(url: URL, must_exist: bool, pool: int) -> Engine:
         # Transactions are begun below, with the lock that they need.
         connection.isolation_level = None
         cursor = connection.cursor()
+        # Takes effect in a new file only, and before its first table.
+        cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        _write_ahead(cursor)
         for pragma in (
-            # Takes effect in a new file only, and before its first table.
-            "auto_vacuum=INCREMENTAL",
-            "journal_mode=WAL",
             # An answer of 202 promises that the alert survives a power cut, too.
             "synchronous=FULL",
             "foreign_keys=ON",
@@ -93,6 +95,20 @@ def _sqlite(url: URL, must_exist: bool, pool: int) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
+
+
+def _write_ahead(cursor: sqlite3.Cursor) -> None:
+    """Turn on the write-ahead log. SQLite's busy time-out does not cover this: of several that come first, it fails."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _postgresql(url: URL, pool: int) -> Engine:
