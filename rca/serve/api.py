@@ -170,6 +170,12 @@ def _receive(service: Service, body: bytes) -> AlertsAnswer:
     received = parse_webhook(body, now)
     for reason in received.refused:
         _log.warning("refused an alert: %s", reason)
+    service.stats.alert("refused", len(received.refused))
+    if received.refused and not received.alerts:
+        raise InvalidInputError(
+            f"no alert of the webhook makes sense; {received.refused[0]}",
+            cure="send alerts as webhook_configs of Alertmanager does",
+        )
     try:
         receipt = service.store.receive(received.alerts, now, service.capacity)
     except SourceUnreachableError:
@@ -177,7 +183,6 @@ def _receive(service: Service, body: bytes) -> AlertsAnswer:
         raise
     for outcome in ("accepted", "repeated", "resolved", "ignored"):
         service.stats.alert(outcome, getattr(receipt, outcome))
-    service.stats.alert("refused", len(received.refused))
     return AlertsAnswer(
         receipt.accepted,
         receipt.repeated,

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -28,9 +28,6 @@ from rca.serve.stats import Stats
 from rca.serve.work import Workers, WorkSettings
 from rca.store.database import Store
 from rca.store.records import Retention
-
-if TYPE_CHECKING:
-    import ssl
 
 _log = logging.getLogger(__name__)
 
@@ -168,7 +165,8 @@ class IncidentServer:
 
     def http(self) -> uvicorn.Server:
         """Return the HTTP server; give its ``serve`` the sockets."""
-        context = _context(self._live)
+        # Renewed in place when the certificate's files change.
+        context = self._live.context
         config = uvicorn.Config(
             self.app,
             http=_protocol(self._live),
@@ -227,19 +225,6 @@ class IncidentServer:
             except Exception:
                 _log.exception("Alertmanager was not looked at")
             self._stopping.wait(CATCH_UP_SECONDS)
-
-
-def _context(live: LiveWebConfig) -> ssl.SSLContext | None:
-    """Return the server's TLS context, which follows a certificate that is renewed."""
-    first = live.context
-    if first is not None:
-
-        def renew(connection: Any, _name: Any, _context: Any) -> None:
-            if live.context is not first:
-                connection.context = live.context
-
-        first.sni_callback = renew
-    return first
 
 
 def _protocol(live: LiveWebConfig) -> type[H11Protocol]:

@@ -30,7 +30,8 @@ _FINGERPRINT: Final = re.compile(r"[0-9a-f]{8,64}")
 _EARLIEST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 _AHEAD: Final = timedelta(minutes=5)
 
-_Time = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+#: No `format`, since an alert whose time cannot be read is refused without its webhook.
+_Time = Annotated[str, msgspec.Meta(description="RFC 3339", examples=["2026-01-31T03:05:00Z"])]
 
 
 class WebhookAlert(msgspec.Struct, frozen=True, rename="camel"):
@@ -48,7 +49,7 @@ class WebhookAlert(msgspec.Struct, frozen=True, rename="camel"):
 class Webhook(msgspec.Struct, frozen=True, rename="camel"):
     """What Alertmanager posts; fields that are not used here are allowed and ignored."""
 
-    version: str
+    version: Annotated[str, msgspec.Meta(extra_json_schema={"const": VERSION})]
     alerts: list[WebhookAlert]
     group_key: str = ""
     receiver: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -142,7 +142,7 @@ class StoredConflict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writer: str
     base: dict[str, int]
     stored: dict[str, int]
-    update: dict[str, object]
+    update: dict[str, Any]
 
 
 class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
