@@ -7,6 +7,7 @@ import { chromium } from 'playwright-core';
 
 const [executablePath, base, folder, ...uids] = process.argv.slice(2);
 const SIZE = { width: 1440, height: 900 };
+const BLOCKED = 'Blocked now, and by whom';
 const MATRIX = 'Time in violation by service and priority';
 const PODS = 'Pods and jobs with the longest violations';
 
@@ -112,9 +113,13 @@ async function drillDown() {
   const fleet = await see(tab, 'drill-1-fleet');
   const matrix = await rows(panelOf(page, fleet.panels, MATRIX));
   const [headings, ...services] = matrix;
-  // A service that is in violation at P0, the most urgent level.
+  // A service of which something is blocked now at P0, the most urgent level, as an engineer on call would choose it.
   const column = headings.findIndex(({ text }) => text === 'P0');
-  const row = services.find((cells) => /[1-9]/.test(cells[column].text));
+  const blocked = (await rows(panelOf(page, fleet.panels, BLOCKED))).map((cells) => cells.map(({ text }) => text));
+  const row = services.find(
+    ([service, ...cells]) =>
+      /[1-9]/.test(cells[column - 1].text) && blocked.some((texts) => texts[0] === 'P0' && texts[1] === service.text),
+  );
   const cell = row[column];
   await click(panelOf(page, fleet.panels, MATRIX), cell.text, cell.href);
   await page.waitForURL('**/d/prioscope-service**');
