@@ -71,6 +71,13 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     probability: float
 
 
+class NotChecked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What could not be examined, and why."""
+
+    what: str
+    why: str
+
+
 class AttributionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the victim would have seen with `nodes` back to normal.
 
@@ -86,10 +93,35 @@ class AttributionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     high: float
     shapley: float | None = None
     extrapolates: bool = False
+    change: str = ""
+    saved: float | None = None
+    saved_low: float | None = None
+    saved_high: float | None = None
+    broken: float | None = None
+
+
+class Reproduction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How well a replay reproduces what was recorded: seconds between replayed and recorded starts.
+
+    `compared` starts were compared and `waiting` workloads wait at the end in both; `within` is the share of these that
+    is reproduced. Errors are None when nothing started. `missed` lists what could not be reproduced.
+    """
+
+    rules: str
+    compared: int
+    waiting: int
+    within: float
+    median_seconds: float | None
+    largest_seconds: float | None
+    missed: tuple[NotChecked, ...] = ()
 
 
 class Attribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Counterfactual attribution by one engine (`mechanism` or `replay`)."""
+    """Counterfactual attribution by one engine (`mechanism` or `replay`).
+
+    Of a replay, `victim` is the workload that waited, `factual_low` and `factual_high` bound a wait that had not ended
+    (95 %), and `promised` is what was promised, in the metric's unit.
+    """
 
     engine: str
     metric: str
@@ -97,6 +129,11 @@ class Attribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     factual: float
     entries: tuple[AttributionEntry, ...]
     notes: tuple[str, ...] = ()
+    victim: str = ""
+    factual_low: float | None = None
+    factual_high: float | None = None
+    promised: float | None = None
+    reproduction: Reproduction | None = None
 
 
 class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,13 +158,6 @@ class RuledOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     node: str
     reason: str
-
-
-class NotChecked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What could not be examined, and why."""
-
-    what: str
-    why: str
 
 
 class NextStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

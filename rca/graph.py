@@ -18,6 +18,7 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
+from exporters.model import WorkloadState
 from rca.errors import NotFoundError
 from rca.incident import Incident, NodeKind, Relation
 
@@ -221,6 +222,9 @@ def _infrastructure(incident: Incident, kinds: dict[str, NodeKind]) -> Iterable[
     in_queue: dict[str, tuple[list[str], list[str]]] = {}
     columns = ["workload", "service", "queue", "state", "devices", "host"]
     for row in incident.workloads.select(columns).to_pylist():
+        # What has ended is history, for the replay.
+        if WorkloadState(row["state"]).ended:
+            continue
         # A workload that serves a service is that service's node: its metrics and calls carry the service's name.
         name = row["service"] or row["workload"]
         kinds.setdefault(name, NodeKind.SERVICE if row["service"] else NodeKind.WORKLOAD)
