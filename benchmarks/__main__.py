@@ -105,20 +105,22 @@ def startup(
 
 @app.command()
 def replay(
-    what: Annotated[str, typer.Argument(help="By commas: fgd, orderings, speed.")] = "fgd,orderings,speed",
+    what: Annotated[str, typer.Argument(help="By commas: fgd, orderings, speed, incidents.")] = "fgd,orderings,speed",
     pods: Annotated[str, typer.Option(help="FGD's pod lists, by commas.")] = "default,gpushare100,multigpu50",
     seeds: Annotated[int, typer.Option(min=1, max=10, help="How many of FGD's ten seeds.")] = 10,
     workers: Annotated[int, typer.Option(min=1, help="Processes for FGD's table.")] = 1,
+    count: Annotated[int, typer.Option(min=1, help="How many simulated incidents.")] = 300,
     output: _OUTPUT = Format.TEXT,
     save: _SAVE = None,
 ) -> None:
-    """Replay: FGD's published table, published orderings, speed."""
-    from benchmarks.replay import fgd, orderings, speed
+    """Replay: FGD's published table, published orderings, speed; incidents with a known cause."""
+    from benchmarks.replay import fgd, incidents, orderings, speed
 
     chosen = _split(what)
-    unknown = [name for name in chosen if name not in ("fgd", "orderings", "speed")]
+    names = ("fgd", "orderings", "speed", "incidents")
+    unknown = [name for name in chosen if name not in names]
     if unknown:
-        raise NotFoundError(f"no replay benchmark {unknown[0]!r}", cure="choose from fgd, orderings, speed")
+        raise NotFoundError(f"no replay benchmark {unknown[0]!r}", cure=f"choose from {', '.join(names)}")
     found: dict[str, object] = {}
     console = _console()
     if "fgd" in chosen:
@@ -133,6 +135,10 @@ def replay(
         found["speed"] = speeds = speed.measure()
         if output is Format.TEXT:
             speed.print_speed(speeds, console)
+    if "incidents" in chosen:
+        found["incidents"] = summary = incidents.measure(count)
+        if output is Format.TEXT:
+            incidents.print_summary(summary, console)
     _emit(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n", save, output)
 
 

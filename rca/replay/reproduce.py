@@ -83,6 +83,7 @@ class Reproduced:
         errors: of the starts that the recording or the replay has.
         waiting: workloads that wait at the end in both.
         missed: what could not be reproduced, and why.
+        alike: all rules that reproduce it as well, ``rules`` first: the recording does not tell them apart.
     """
 
     rules: Rules
@@ -90,6 +91,7 @@ class Reproduced:
     errors: tuple[Error, ...]
     waiting: int
     missed: tuple[LeftOut, ...]
+    alike: tuple[Rules, ...] = ()
 
     @property
     def median(self) -> float:
@@ -134,16 +136,15 @@ def candidates(recorded: Recorded) -> list[Rules]:
 
 def reproduce(recorded: Recorded, rules: Sequence[Rules] | None = None) -> Reproduced:
     """Replay the recording under each of ``rules`` and return the one that comes closest to the recorded starts."""
-    best: tuple[float, Reproduced] | None = None
-    for item in rules or candidates(recorded):
-        found = _compare(recorded, item)
-        cost = sum(min(abs(error.seconds), recorded.until) for error in found.errors)
-        if best is None or cost < best[0] - 1e-9:
-            best = (cost, found)
-        if cost == 0.0:
-            break
-    assert best is not None  # noqa: S101 - there is always a candidate
-    return best[1]
+    found = [_compare(recorded, item) for item in rules or candidates(recorded)]
+    costs = [sum(min(abs(error.seconds), recorded.until) for error in item.errors) for item in found]
+    best = found[int(np.argmin(costs))]
+    alike = [
+        item.rules
+        for item, cost in zip(found, costs, strict=True)
+        if item is not best and item.within >= best.within - 1e-9 and cost <= min(costs) + SLACK_SECONDS
+    ]
+    return replace(best, alike=(best.rules, *alike))
 
 
 def _compare(recorded: Recorded, rules: Rules) -> Reproduced:
