@@ -38,7 +38,9 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the simulation.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Keep the bundle in this directory, as SCENARIO.zip.", show_default=False),
+        typer.Option(
+            "--out", help="Keep the bundle in this folder, as SCENARIO.zip, and what led to it.", show_default=False
+        ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option("--report", help="Also write the HTML report to this file.", show_default=False)
@@ -46,9 +48,11 @@ def demo(
     format: FormatOption = None,
     no_color: NoColor = False,
 ) -> None:
-    """Simulate an incident, write it as a bundle, explain that bundle, and compare with the injected cause.
+    """Play an incident whose cause is known, write it as a bundle, explain that bundle, and compare with the cause.
 
-    The explanation is computed from the bundle alone: the injected cause is not in what it reads.
+    The first scenario is a small cluster with a scheduler: its snapshots are recorded, exported as metrics, and the
+    incident is captured from these. The others are simulated call graphs. The explanation is computed from the bundle
+    alone: the injected cause is not in what it reads.
 
     Exit codes: 0 the first cause is the injected one, 1 it is another one, 3 no such scenario, 4 inconclusive.
 
@@ -98,7 +102,7 @@ def demo(
         emit(render(explanation, Format.HTML), report)
         note(f"HTML report: {report}")
     if out is not None:
-        note(f"bundle: {out / f'{name}.zip'}")
+        note(f"kept: {', '.join(sorted(str(path) for path in out.glob(f'{name}.*')))}")
     if outcome.verdict == "inconclusive":
         raise typer.Exit(int(ExitCode.INCONCLUSIVE))
     if not outcome.correct:
@@ -107,12 +111,12 @@ def demo(
 
 def _known(scenario: str | None) -> str:
     from rca.errors import NotFoundError
-    from rca.simulation.scenarios import SCENARIOS
+    from rca.simulation.demo import DEMOS
 
     if scenario is None:
-        return next(iter(SCENARIOS))
-    if scenario not in SCENARIOS:
-        raise NotFoundError(f"no scenario {scenario!r}", cure=f"use one of {', '.join(SCENARIOS)}")
+        return next(iter(DEMOS))
+    if scenario not in DEMOS:
+        raise NotFoundError(f"no scenario {scenario!r}", cure=f"use one of {', '.join(DEMOS)}")
     return scenario
 
 
@@ -120,14 +124,16 @@ def _run(name: str, seed: int, out: Path | None) -> tuple[Explanation, Truth, Ou
     from rca.explain import Options, explain
     from rca.explanation import Verdict
     from rca.incident import read
-    from rca.simulation import scenarios
+    from rca.simulation.demo import DEMOS
 
-    simulated = scenarios.build(name, seed).incident
-    truth = simulated.truth
-    if truth is None:
-        raise RuntimeError(f"the scenario {name} does not say what it injected")
     with tempfile.TemporaryDirectory(prefix="rca-demo-") as scratch:
-        bundle = simulated.write((Path(scratch) if out is None else out) / f"{name}.zip")
+        folder = Path(scratch) if out is None else out
+        folder.mkdir(parents=True, exist_ok=True)
+        incident = DEMOS[name].make(seed, folder)
+        truth = incident.truth
+        if truth is None:
+            raise RuntimeError(f"the scenario {name} does not say what it injected")
+        bundle = incident.write(folder / f"{name}.zip")
         started = time.perf_counter()
         explanation = explain(read(bundle), Options())
         seconds = time.perf_counter() - started
@@ -146,11 +152,11 @@ def _run(name: str, seed: int, out: Path | None) -> tuple[Explanation, Truth, Ou
 
 def _run_all(seed: int, out: Path | None) -> list[Outcome]:
     from cli.output import note
-    from rca.simulation.scenarios import SCENARIOS
+    from rca.simulation.demo import DEMOS
 
     outcomes = []
-    for number, name in enumerate(SCENARIOS, start=1):
-        note(f"[{number}/{len(SCENARIOS)}] {name}")
+    for number, name in enumerate(DEMOS, start=1):
+        note(f"[{number}/{len(DEMOS)}] {name}")
         outcomes.append(_run(name, seed, out)[2])
     return outcomes
 
@@ -168,9 +174,9 @@ def _statement(outcome: Outcome, truth: Truth) -> str:
 
 
 def _listing(*, as_json: bool, width: int) -> str:
-    from rca.simulation.scenarios import SCENARIOS
+    from rca.simulation.demo import DEMOS
 
-    rows = [(scenario.name, scenario.summary) for scenario in SCENARIOS.values()]
+    rows = [(scenario.name, scenario.summary) for scenario in DEMOS.values()]
     if as_json:
         listing = [{"name": name, "summary": summary} for name, summary in rows]
         return msgspec.json.format(msgspec.json.encode(listing), indent=2).decode() + "\n"

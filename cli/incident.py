@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Validate, show and import incident bundles.", no_args_is_help=True, rich_markup_mode=None)
 import_app = typer.Typer(
-    help="Make an incident bundle from CSV files or traces.", no_args_is_help=True, rich_markup_mode=None
+    help="Make an incident bundle from CSV files, traces or a recording of a scheduler.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 app.add_typer(import_app, name="import")
 
@@ -514,6 +517,50 @@ def _import_spans(
     _write(inputs, *target)
 
 
+@import_app.command("recording")
+def import_recording(
+    recording: Annotated[Path, typer.Argument(help="What `rca exporter record` wrote; plain or gzip.")],
+    out: _Out,
+    victim: Annotated[str, typer.Option("--victim", help="Workload that waited; by default the worst violation.")] = "",
+    at: Annotated[str | None, typer.Option("--at", help=f"When its wait became a symptom: {_Time}")] = None,
+    end: _EndOption = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="Policy file or profile: what was promised.")] = None,
+    title: _Title = "",
+    id: _Id = None,
+    label: _Labels = None,
+) -> None:
+    """Make a bundle from a recording of a scheduler: who blocked whom, with no Prometheus.
+
+    The recording goes through the exporter's own detectors. Without --victim the incident is that of the most urgent
+    workload that was blocked, of these the longest.
+
+    \b
+    Examples:
+      rca exporter record slurm --interval 15 --out night.jsonl.gz
+      rca incident import recording night.jsonl.gz -o incident.zip && rca explain incident.zip
+      rca incident import recording night.jsonl.gz --victim 4711 --at '2026-01-31 03:10:00' -o incident.zip
+    """
+    import msgspec
+
+    from exporters.policy import default_policy, load_policy
+    from rca.telemetry.recording import capture_recording
+    from rca.telemetry.timestamps import parse_time
+
+    incident = capture_recording(
+        recording,
+        default_policy() if policy is None else load_policy(policy),
+        victim=victim,
+        onset=parse_time(at, "--at") if at else None,
+        end=parse_time(end, "--end") if end else None,
+        incident=id or "",
+    )
+    header = incident.header
+    changed = msgspec.structs.replace(
+        header, title=title or header.title, labels={**header.labels, **parse_pairs(label, "--label")}
+    )
+    _report(dataclasses.replace(incident, header=changed), out)
+
+
 def _write(
     inputs: _Inputs,
     out: Path,
@@ -527,7 +574,6 @@ def _write(
 ) -> None:
     from rca.errors import InvalidInputError
     from rca.telemetry import assemble
-    from rca.telemetry.checks import warnings
     from rca.telemetry.timestamps import parse_duration, parse_time
 
     start, end, at, margin = window
@@ -560,9 +606,16 @@ def _write(
         labels=parse_pairs(labels, "--label"),
         sources=inputs.sources,
     )
+    _report(incident, out)
+
+
+def _report(incident: Incident, out: Path) -> None:
+    """Write the bundle, and say what its sources gave and what limits an explanation."""
+    from rca.telemetry.checks import warnings
+
     written = incident.write(out)
     for source in incident.header.sources:
-        typer.echo(f"{source.name}: {source.detail}", err=True)
+        typer.echo(f"{source.name}: {source.detail or source.status.value}", err=True)
     for warning in warnings(incident):
         if not warning.startswith("source "):
             typer.echo(f"warning: {warning}", err=True)

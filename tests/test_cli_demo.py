@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -13,24 +14,25 @@ import pytest
 import cli.main
 from rca.explanation import Cause, Explanation
 from rca.incident import Incident, Truth, read
+from rca.simulation.demo import Demo
 
 JOB = "train/llama-812"
 
 
 class Simulation(ModuleType):
-    """Stands in for `rca.simulation.scenarios` with two scenarios that differ in the injected cause."""
+    """Stands in for `rca.simulation.demo` with two scenarios that differ in the injected cause."""
 
     def __init__(self, incident: Incident) -> None:
-        super().__init__("rca.simulation.scenarios")
-        self.incident = incident
-        self.causes = {"gpu-taken": (JOB,), "slow-disk": ("db",)}
-        self.SCENARIOS = {name: SimpleNamespace(name=name, summary=f"Summary of {name}") for name in self.causes}
+        super().__init__("rca.simulation.demo")
+        self.DEMOS = {
+            name: Demo(name, f"Summary of {name}", partial(self.make, incident, name, cause))
+            for name, cause in {"gpu-taken": JOB, "slow-disk": "db"}.items()
+        }
 
-    def build(self, name: str, seed: int = 0) -> SimpleNamespace:
-        header = msgspec.structs.replace(self.incident.header, id=f"{name}-{seed}")
-        return SimpleNamespace(
-            incident=self.incident.replace(header=header, truth=Truth(causes=self.causes[name], kind="gpu_contention"))
-        )
+    @staticmethod
+    def make(incident: Incident, name: str, cause: str, seed: int, _folder: Path) -> Incident:
+        header = msgspec.structs.replace(incident.header, id=f"{name}-{seed}")
+        return incident.replace(header=header, truth=Truth(causes=(cause,), kind="gpu_contention"))
 
 
 @pytest.fixture
@@ -47,10 +49,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, incident: Incident, explained: Expl
     engine.explain = explain  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "rca.explain", engine)
     simulation = Simulation(incident)
-    monkeypatch.setitem(sys.modules, "rca.simulation.scenarios", simulation)
-    import rca.simulation
-
-    monkeypatch.setattr(rca.simulation, "scenarios", simulation, raising=False)
+    monkeypatch.setitem(sys.modules, "rca.simulation.demo", simulation)
     return table
 
 

@@ -20,7 +20,8 @@ import pyarrow as pa
 from rca.errors import InvalidInputError
 from rca.incident import Source, SourceStatus
 from rca.telemetry import jaeger, otlp
-from rca.telemetry.prometheus.client import Failure, QueryError, fetch, open_http
+from rca.telemetry.prometheus.answers import Failure, QueryError
+from rca.telemetry.prometheus.client import fetch, open_http
 from rca.telemetry.prometheus.config import CaptureConfig, TracesKind
 from rca.telemetry.spans import ServiceGraph, service_graph
 

@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,9 @@ class _Others(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, scrapes: str, *, port: int = 0, cors: str = ".*") -> Iterator[Prometheus]:
+def prometheus(
+    folder: Path, scrapes: str, *, port: int = 0, cors: str = ".*", options: Sequence[str] = ()
+) -> Iterator[Prometheus]:
     """Run a Prometheus with its data in ``folder``; ``scrapes`` is the YAML of its targets, empty for none."""
     port = port or free_port()
     (folder / "rules.yml").write_text(RULES)
@@ -178,6 +180,7 @@ def prometheus(folder: Path, scrapes: str, *, port: int = 0, cors: str = ".*") -
         f"--web.listen-address={HOST}:{port}",
         f"--web.cors.origin={cors}",
         "--log.level=warn",
+        *options,
     ]
     with (folder / "prometheus.log").open("wb") as log, _process(command, log):
         found = Prometheus(f"http://{HOST}:{port}")

@@ -90,8 +90,8 @@ def _labels(labels: dict[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def past_prometheus(history: History) -> Iterator[str]:
-    """Run a Prometheus with ``history`` and give its URL."""
+def past_prometheus(history: History, *options: str) -> Iterator[str]:
+    """Run a Prometheus with ``history`` and these options, and give its URL."""
     with tempfile.TemporaryDirectory(prefix="history") as name:
         folder = Path(name)
         (folder / "past.om").write_text(history.text())
@@ -100,5 +100,5 @@ def past_prometheus(history: History) -> Iterator[str]:
             [*command, str(folder / "past.om"), str(folder / "tsdb")], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr + done.stdout
-        with prometheus(folder, "") as found:
+        with prometheus(folder, "", options=options) as found:
             yield found.url

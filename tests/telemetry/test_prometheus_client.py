@@ -13,8 +13,9 @@ import pytest
 
 from rca.errors import InvalidInputError, NotFoundError
 from rca.telemetry.prometheus import CaptureConfig
+from rca.telemetry.prometheus.answers import Answer, Failure, QueryError
 from rca.telemetry.prometheus.ask import label_matcher, quoted
-from rca.telemetry.prometheus.client import MOST_POINTS, Answer, Client, Failure, QueryError, chunks
+from rca.telemetry.prometheus.client import MOST_POINTS, Client, chunks
 from tests.support.answering import Answering, Reply, Request, answering
 from tests.support.services import free_port
 

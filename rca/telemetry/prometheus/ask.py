@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rca.incident import Source, SourceStatus
-from rca.telemetry.prometheus.client import Answer, Client, Failure, QueryError, Series
+from rca.telemetry.prometheus.answers import Answer, Api, Failure, QueryError, Series
 
 #: What a failed query is called in a source's detail; longer lists are cut.
 _MOST_NOTES = 6
@@ -65,10 +65,11 @@ class Record:
 
 @dataclass
 class Inquiry:
-    """One capture's questions to one Prometheus: a `Record` per source, in the order of first use."""
+    """One capture's questions to one Prometheus or recording: a `Record` per source, in the order of first use."""
 
-    client: Client
+    api: Api
     step: float
+    kind: str = "prometheus"
     records: dict[str, Record] = field(default_factory=dict)
     answered: bool = False
     unreachable: str = ""
@@ -76,12 +77,12 @@ class Inquiry:
 
     def record(self, source: str) -> Record:
         """The record of ``source``."""
-        return self.records.setdefault(source, Record(source))
+        return self.records.setdefault(source, Record(source, self.kind))
 
     async def names(self, pattern: str, span: Span) -> frozenset[str] | None:
         """Metric names that exist in ``span``; None when that could not be told."""
         try:
-            found = await self.client.names(pattern, span.start, span.end)
+            found = await self.api.names(pattern, span.start, span.end)
         except QueryError as error:
             self._failed(error)
             return None
@@ -109,7 +110,7 @@ class Inquiry:
         try:
             if not self.answered and self.silences >= _MOST_SILENCES:
                 raise QueryError(Failure.TIMEOUT, f"not asked after {self.silences} requests without any answer")
-            answer = await self.client.range(query.promql, span.start, span.end, step or self.step)
+            answer = await self.api.range(query.promql, span.start, span.end, step or self.step)
         except QueryError as error:
             self._failed(error)
             record.failed.add(query.what)

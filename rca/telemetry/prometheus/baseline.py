@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rca.telemetry.prometheus.answers import Series
 from rca.telemetry.prometheus.ask import Span, utc
-from rca.telemetry.prometheus.client import Series
 from rca.telemetry.prometheus.config import CaptureConfig
 
 DAY = 86_400.0

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
+from rca.telemetry.prometheus.answers import Floats, Series
 from rca.telemetry.prometheus.ask import Query, by, selector
-from rca.telemetry.prometheus.client import Floats, Series
 from rca.telemetry.prometheus.config import CaptureConfig
 
 #: OpenTelemetry's name for whoever calls an entry service from outside; a node that nobody can repair.

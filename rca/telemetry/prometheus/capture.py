@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -29,16 +29,18 @@ from rca.incident import (
     metrics_table,
 )
 from rca.signals import LATENCY_CENTRE, LATENCY_TAIL
-from rca.telemetry import traces_api
 from rca.telemetry.prometheus import baseline as baselines
 from rca.telemetry.prometheus import calls, cluster
+from rca.telemetry.prometheus.answers import Series
 from rca.telemetry.prometheus.ask import Inquiry, Query, Span, label_matcher, selector, utc
 from rca.telemetry.prometheus.baseline import Choice
 from rca.telemetry.prometheus.calls import Edge, Points
-from rca.telemetry.prometheus.client import Client, Series
 from rca.telemetry.prometheus.cluster import ClusterView
 from rca.telemetry.prometheus.config import CaptureConfig
 from rca.telemetry.request import Capture, CaptureRequest
+
+if TYPE_CHECKING:
+    from rca.telemetry.traces_api import Traces
 
 _LOAD, _CALLS, _SCHEDULER = "load before and during the incident", "call graph", "scheduler"
 _GPUS, _PODS, _ALERTS, _NEWEST = "GPUs", "Kubernetes pods", "alert", "newest samples"
@@ -76,29 +78,47 @@ async def _capture(config: CaptureConfig, request: CaptureRequest) -> Incident:
     if request.end is None and early > 0:
         # What an alert says at once, a few samples later shows.
         await asyncio.sleep(min(early, config.settle_seconds))
-    now = time.time()
+    # An HTTP client, which a recording does without.
+    from rca.telemetry.prometheus.client import Client
+
     async with Client(config, deadline) as client:
-        inquiry = Inquiry(client, config.step_seconds)
-        step = config.step_seconds
-        times = window_of(config, request, now)
-        names = await inquiry.names(f"{calls.NAMES}|{cluster.NAMES}", Span(times.start - config.baseline_seconds, now))
-        times = await _begin_of_wait(inquiry, config, request, names, times)
-        spoken = calls.dialect(config, names)
-        choice = await _baseline(inquiry, config, request, spoken, times)
-        asked = Span(times.start - baselines.GAP_STEPS * step, times.end - step)
-        spans = _spans(choice, asked, step)
-        points = Points()
-        edges, services = await _calls(inquiry, config, names, spoken, spans, choice, points)
-        view, scheduler = await _cluster(inquiry, config, request, names, spans, times, points)
-        await _pods(inquiry, config, names, view, asked)
-        if not inquiry.answered and config.traces_url is None:
-            raise unreachable(inquiry)
-        traced = await _traces(config, deadline, request, times, choice)
-        if not inquiry.answered and traced.spans is None:
-            raise unreachable(inquiry)
-        return _Draft(
-            config, request, inquiry, times, choice, points, edges, services, view, scheduler, traced
-        ).incident()
+        return await captured(Inquiry(client, config.step_seconds), config, request, time.time(), deadline)
+
+
+async def captured(
+    inquiry: Inquiry, config: CaptureConfig, request: CaptureRequest, now: float, deadline: float
+) -> Incident:
+    """Ask, and lay the answers out.
+
+    Args:
+        now: the newest time that there is anything to know about, Unix seconds.
+        deadline: time of the event loop's clock at which everything must have ended.
+
+    Raises:
+        InvalidInputError: the alert names no victim that could be captured, or there is no baseline.
+        NotFoundError: nothing is known about the victim.
+        SourceUnreachableError: no source answered.
+    """
+    step = config.step_seconds
+    times = window_of(config, request, now)
+    names = await inquiry.names(f"{calls.NAMES}|{cluster.NAMES}", Span(times.start - config.baseline_seconds, now))
+    times = await _begin_of_wait(inquiry, config, request, names, times)
+    spoken = calls.dialect(config, names)
+    choice = await _baseline(inquiry, config, request, spoken, times)
+    asked = Span(times.start - baselines.GAP_STEPS * step, times.end - step)
+    spans = _spans(choice, asked, step)
+    points = Points()
+    edges, services = await _calls(inquiry, config, names, spoken, spans, choice, points)
+    view, scheduler = await _cluster(inquiry, config, request, names, spans, times, points)
+    await _pods(inquiry, config, names, view, asked)
+    if not inquiry.answered and config.traces_url is None:
+        raise unreachable(inquiry)
+    traced = await _traces(config, deadline, request, times, choice)
+    if not inquiry.answered and (traced is None or traced.spans is None):
+        raise unreachable(inquiry)
+    return _Draft(
+        config, request, inquiry, times, now, choice, points, edges, services, view, scheduler, traced
+    ).incident()
 
 
 def unreachable(inquiry: Inquiry) -> SourceUnreachableError:
@@ -280,9 +300,11 @@ async def _pods(
 
 async def _traces(
     config: CaptureConfig, deadline: float, request: CaptureRequest, times: _Times, choice: Choice
-) -> traces_api.Traces:
+) -> Traces | None:
     if config.traces_url is None:
-        return traces_api.Traces()
+        return None
+    from rca.telemetry import traces_api
+
     service = request.annotations.get(config.labels.victim) or request.labels.get(config.labels.service, "")
     spans = [(choice.candidate.start, choice.candidate.end), (times.start, times.end)]
     return await traces_api.fetch_traces(config, service, spans, deadline)
@@ -296,13 +318,14 @@ class _Draft:
     request: CaptureRequest
     inquiry: Inquiry
     times: _Times
+    now: float
     choice: Choice
     points: Points
     edges: list[Edge]
     services: set[str]
     view: ClusterView
     scheduler: Mapping[str, Sequence[Series]]
-    traced: traces_api.Traces
+    traced: Traces | None
 
     def incident(self) -> Incident:
         """Resolve the victim and build the bundle.
@@ -340,7 +363,7 @@ class _Draft:
             nodes=self._nodes_table(kept),
             workloads=self._workloads_table(kept),
             devices=self._devices_table(),
-            **({} if self.traced.spans is None else {"spans": self.traced.spans}),
+            **({} if self.traced is None or self.traced.spans is None else {"spans": self.traced.spans}),
         )
 
     # --- the victim
@@ -425,7 +448,7 @@ class _Draft:
             raise SourceUnreachableError(
                 f"{about}; {(failed or [self.inquiry.unreachable])[0]}", cure="the capture can be tried again"
             )
-        if time.time() - self.times.end < _LATE_SECONDS:
+        if self.now - self.times.end < _LATE_SECONDS:
             raise SourceUnreachableError(f"{about} yet", cure="the capture can be tried again when it has arrived")
         near = _close(node, {*self.services, *self.view.workloads, *self.view.devices})
         raise NotFoundError(about, cure=f"did you mean {near}?" if near else "check that its metrics are scraped")
@@ -463,9 +486,9 @@ class _Draft:
 
     def _from_traces(self) -> list[pa.Table]:
         """Metrics and edges that traces alone tell."""
-        graph = self.traced.graph
-        if graph is None:
+        if self.traced is None or self.traced.graph is None:
             return []
+        graph = self.traced.graph
         known = {(edge.caller, edge.callee) for edge in self.edges}
         for row in graph.edges.to_pylist():
             if (row["caller"], row["callee"]) not in known:
@@ -615,7 +638,7 @@ class _Draft:
 
     def _sources(self) -> tuple[Source, ...]:
         found = self.inquiry.sources()
-        return (*found, self.traced.source) if self.traced.source is not None else found
+        return found if self.traced is None or self.traced.source is None else (*found, self.traced.source)
 
 
 def _moment(seconds: float) -> datetime:
@@ -628,4 +651,4 @@ def _close(name: str, names: set[str]) -> str:
     return ", ".join(difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.6))
 
 
-__all__ = ["capture_from"]
+__all__ = ["capture_from", "captured"]

@@ -11,19 +11,16 @@ import math
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from rca.errors import InvalidInputError, NotFoundError
+from rca.telemetry.prometheus.answers import Answer, Failure, QueryError, Series
 from rca.telemetry.prometheus.config import CaptureConfig
-
-Floats = npt.NDArray[np.float64]
 
 #: Prometheus refuses a range query with more points a series (web/api/v1: "exceeded maximum resolution of 11,000").
 MOST_POINTS: Final = 11_000
@@ -32,43 +29,6 @@ MOST_BYTES: Final = 256 * 1024**2
 #: Answers after which asking once more makes sense.
 _TRANSIENT: Final = frozenset({429, 502, 503, 504})
 _PAUSE_SECONDS: Final = 0.2
-
-
-class Failure(StrEnum):
-    """Why a query gave nothing."""
-
-    UNREACHABLE = "unreachable"
-    TIMEOUT = "timeout"
-    REFUSED = "refused"
-    QUERY = "query"
-    INVALID = "invalid"
-    BUDGET = "budget"
-
-
-class QueryError(Exception):
-    """A query that failed; ``kind`` says how, ``str()`` says it in words without any credential."""
-
-    def __init__(self, kind: Failure, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
-@dataclass(frozen=True)
-class Series:
-    """One time series: its labels, Unix seconds and values."""
-
-    labels: Mapping[str, str]
-    times: Floats
-    values: Floats
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a query gave. ``notes`` are the server's warnings; ``partial``: it did not reach all of its data."""
-
-    series: tuple[Series, ...] = ()
-    notes: tuple[str, ...] = ()
-    partial: bool = False
 
 
 class _Result(msgspec.Struct):
@@ -108,6 +68,8 @@ class Client:
     _http: httpx.AsyncClient = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.config.prometheus_url is None:
+            raise InvalidInputError("no Prometheus is given", cure="give its base URL")
         self._gate = asyncio.Semaphore(self.config.concurrency)
         self._http = open_http(
             self.config,

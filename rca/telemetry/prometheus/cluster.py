@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from rca.telemetry.prometheus.answers import Floats, Series
 from rca.telemetry.prometheus.ask import Query, by, label_matcher, selector
 from rca.telemetry.prometheus.calls import Points
-from rca.telemetry.prometheus.client import Floats, Series
 from rca.telemetry.prometheus.config import CaptureConfig
 from rca.telemetry.spans import strip_pod_suffix
 

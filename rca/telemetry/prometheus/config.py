@@ -51,7 +51,8 @@ class CaptureConfig:
     Secrets are read from files at each capture, so that they can be rotated, and never appear in ``repr``.
 
     Attributes:
-        prometheus_url: Base URL of a Prometheus-compatible API, with the path prefix but without ``/api/v1``.
+        prometheus_url: Base URL of a Prometheus-compatible API, with the path prefix but without ``/api/v1``;
+            None: what is captured is a recording.
         headers: Further headers of each request, such as ``X-Scope-OrgID`` for Mimir.
         bearer_token_file: File with the bearer token.
         username, password_file: Basic authentication.
@@ -77,7 +78,7 @@ class CaptureConfig:
         most_traces: Most traces to fetch for each of window and baseline.
     """
 
-    prometheus_url: str
+    prometheus_url: str | None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     bearer_token_file: Path | None = None
     username: str = ""
