@@ -91,7 +91,7 @@ class Analysis:
 def analyse(panel: Panel, model: infer.Model, top: int = 5) -> Analysis:
     """Judge one panel: rank the nodes, find the path from the first, attribute the victim's change."""
     features = extract(panel)
-    prediction = settle(panel, model.predict(features, panel.victim), model.card.mechanisms)
+    prediction = settle(panel, model.predict(features, panel.victim), model.card.mechanisms).bounded()
     names = panel.graph.nodes
     # Equal probabilities are ordered by name, so that the order of rows in a bundle does not matter.
     order = sorted(range(len(names)), key=lambda i: (-round(float(prediction.cause[i]), 9), names[i]))
@@ -112,7 +112,7 @@ def rank(incident: Incident) -> dict[str, float]:
     """Probability of each node being the root cause."""
     panel = panels.from_incident(incident)
     model = infer.load()
-    prediction = settle(panel, model.predict(extract(panel), panel.victim), model.card.mechanisms)
+    prediction = settle(panel, model.predict(extract(panel), panel.victim), model.card.mechanisms).bounded()
     return {name: float(p) for name, p in zip(panel.graph.nodes, prediction.cause, strict=True)}
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -20,6 +20,8 @@ from rca.graph import Floats
 
 #: Another set of weights, e.g. from `rca train --out DIR`.
 WEIGHTS_VARIABLE = "PRIOSCOPE_WEIGHTS"
+#: A network can saturate at 1; its calibration, on some thousand incidents, cannot tell less than this from 0.
+DOUBT: Final = 1e-3
 _SHIPPED = Path(__file__).parent / "weights"
 
 
@@ -50,6 +52,16 @@ class Prediction:
     mechanism: Floats
     crossed: Floats
     attention: Floats
+
+    def bounded(self) -> Prediction:
+        """The same without certainty: `DOUBT` of what a cause has goes to "none of them"."""
+        return replace(
+            self,
+            cause=self.cause * (1.0 - DOUBT),
+            nothing=self.nothing * (1.0 - DOUBT) + DOUBT,
+            mechanism=np.minimum(self.mechanism, 1.0 - DOUBT),
+            crossed=np.minimum(self.crossed, 1.0 - DOUBT),
+        )
 
 
 @dataclass(frozen=True)
